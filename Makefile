@@ -58,6 +58,7 @@ golden: $(STAMPS)/package  ## render generated/ again
 
 docs: $(STAMPS)/package  ## render the pages of docs/ that follow from the operator table
 	$(BIN)/python -m tools.pages
+	$(BIN)/python -m tools.performance
 
 pytorch-page: $(STAMPS)/tools  ## docs/pytorch.md: try again what goes with what
 	$(BIN)/python -m tests.torch_integration.page

@@ -5,6 +5,9 @@ Needs neither torch nor a compiler.
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import io
 import json
 import math
 import textwrap
@@ -16,7 +19,7 @@ from typing import Any
 
 from tools.committed import ROOT
 
-__all__ = ["performance_files", "pictures", "report"]
+__all__ = ["main", "performance_files", "report"]
 
 Row = tuple[str, Sequence[float | None]]  # a label, and a value for each series
 EXAMPLES = {  # cells of the first picture
@@ -27,13 +30,12 @@ EXAMPLES = {  # cells of the first picture
     "sum 64x4096x1024 dim 1": "cumsum along dim 1 of 64 x 4096 x 1024",
 }
 COLOURS = ("#00897b", "#e07a5f", "#8d99ae")  # of scanops and its peers, legible on both backgrounds
-THEMES = {"light": ("#1f2933", "#d0d7de"), "dark": ("#e6edf3", "#444c56")}  # text, lines
-# Of a picture, in pixels where it is shown as wide as it is drawn: the column of a page on a screen of 1280, and on one
-# of 400. No text is smaller than SMALL.
-WIDE, NARROW = 688, 352
-TEXT, SMALL, LINE = 13, 12, 17
-BAR, EDGE, VALUE = 14, 8, 66  # height of a bar; margin; room for the figure behind the longest bar
-CHARACTER, BOLD = 0.56, 0.64  # width of a character, of the size of the text
+TEXT, LINES = "#1f2933", "#d0d7de"
+DARK = f"""<style>@media (prefers-color-scheme: dark) {{
+[style*="fill: {TEXT}"] {{ fill: #e6edf3 !important }}
+[style*="stroke: {LINES}"] {{ stroke: #444c56 !important }}
+}}</style>
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,73 +50,59 @@ class Chart:
     ticks: tuple[float, ...]  # the first and the last are the ends of the scale
     logarithmic: bool = False
 
-    def svg(self, text: str, line: str, width: int = WIDE) -> str:
-        """The picture in a colour of text and one of lines, for a column of a width."""
-        parts: list[str] = []
-        y = EDGE + LINE
+    def svg(self) -> str:
+        """The picture, by matplotlib, in colours for a light page and for a dark one."""
+        matplotlib, figures = (importlib.import_module(name) for name in ("matplotlib", "matplotlib.figure"))
+        count, places = len(self.series), range(len(self.rows))
+        style = {name: TEXT for name in ("text.color", "axes.labelcolor", "xtick.color", "ytick.color")}
+        style |= {"svg.fonttype": "none", "svg.hashsalt": self.title, "font.size": 9, "grid.color": LINES}
+        with matplotlib.rc_context(style):
+            height = 1.2 + max(0.16 * (count + 1), 0.42) * len(self.rows)
+            figure = figures.Figure(figsize=(7.2, height), layout="constrained")
+            axes = figure.subplots()
+            for number, (name, colour) in enumerate(zip(self.series, COLOURS, strict=False)):
+                values = [row[number] for _, row in self.rows]
+                at = [place + number / (count + 1) for place in places]
+                widths = [math.nan if value is None else min(value, self.ticks[-1]) for value in values]
+                bars = axes.barh(at, widths, 0.9 / (count + 1), color=colour, label=name)
+                axes.bar_label(bars, ["" if value is None else _text(value) for value in values], padding=3, fontsize=8)
+            middle = (count - 1) / 2 / (count + 1)
+            axes.set_yticks([place + middle for place in places], [textwrap.fill(label, 48) for label, _ in self.rows])
+            axes.set_ylim(len(self.rows) - 0.2, -0.6)
+            axes.set_xscale("log" if self.logarithmic else "linear")
+            axes.set_xticks(self.ticks, [f"{tick:,g}{self.unit}" for tick in self.ticks], minor=False)
+            axes.set_xlim(self.ticks[0], self.ticks[-1])
+            figure.suptitle(textwrap.fill(self.title, 80), x=0, ha="left", weight="bold", fontsize=11)
+            figure.supxlabel(textwrap.fill(self.source, 120), x=0, ha="left", fontsize=8)
+            axes.grid(axis="x")
+            axes.set_axisbelow(True)
+            axes.tick_params(length=0, which="both")
+            axes.spines[:].set_visible(False)
+            if count > 1:
+                axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=count, frameon=False)
+            buffer = io.StringIO()
+            figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        text = buffer.getvalue()
+        return text[text.index("<svg") :].replace("<defs>", f"{DARK}<defs>", 1)
 
-        def say(words: str, *, size: int = TEXT, weight: str = "") -> None:
-            nonlocal y
-            for each in textwrap.wrap(words, int((width - 2 * EDGE) / (size * (BOLD if weight else CHARACTER)))):
-                parts.append(f'<text x="{EDGE}" y="{y}" font-size="{size}"{weight}>{escape(each)}</text>')
-                y += LINE
 
-        say(self.title, size=15, weight=' font-weight="bold"')
-        x = float(EDGE)
-        for name, colour in zip(self.series, COLOURS, strict=False):
-            parts.append(f'<rect x="{x:.0f}" y="{y - 11}" width="12" height="12" fill="{colour}"/>')
-            parts.append(f'<text x="{x + 17:.0f}" y="{y}">{escape(name)}</text>')
-            x += 17 + len(name) * TEXT * CHARACTER + 24
-        y += LINE + 6
-        ticks = self.ticks if width > NARROW else self.ticks[:: 2 if len(self.ticks) > 4 else 1]
-        for label, values in self.rows:
-            say(label)
-            y -= LINE - 5
-            bottom = y - 2 + BAR * sum(value is not None for value in values)
-            for tick in ticks:  # behind the bars of a row, and not through its label
-                at = self._x(tick, width)
-                parts.append(f'<path d="M{at:.1f} {y - 2}V{bottom}" stroke="{line}"/>')
-            for place, value in enumerate(values):
-                if value is not None:
-                    shown = f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if self.unit else f"{value:.2f}"
-                    end = self._x(value, width)
-                    size = f'width="{max(1, end - EDGE):.1f}" height="{BAR - 2}"'
-                    words = f"{label}, {self.series[place]}: {value:,.4g}{self.unit}"
-                    parts.append(f"<g><title>{escape(words)}</title>")  # what a browser shows on a bar
-                    parts.append(f'<rect x="{EDGE}" y="{y}" {size} fill="{COLOURS[place]}"/>')
-                    parts.append(f'<text x="{end + 4:.1f}" y="{y + 10}" font-size="{SMALL}">{shown}</text></g>')
-                    y += BAR
-            y += LINE + 5
-        bottom = y - LINE + 4
-        for tick in ticks:
-            at = self._x(tick, width)
-            anchor = "start" if tick == self.ticks[0] else "middle"
-            words = f"{tick:,g}{self.unit}"
-            parts.append(
-                f'<text x="{at:.1f}" y="{bottom + LINE}" font-size="{SMALL}" text-anchor="{anchor}">{words}</text>'
-            )
-        y = bottom + 2 * LINE + 6
-        say(self.source, size=SMALL)
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y}" role="img" '
-        head += f'font-family="sans-serif" font-size="{TEXT}" fill="{text}">'
-        return "\n".join([head, f"<title>{escape(self.title)}</title>", *parts, "</svg>", ""])
-
-    def _x(self, value: float, width: int) -> float:
-        scale = math.log10 if self.logarithmic else float
-        low, high = scale(self.ticks[0]), scale(self.ticks[-1])
-        part = (scale(max(value, self.ticks[0])) - low) / (high - low)
-        return EDGE + min(1.0, part) * (width - EDGE - VALUE)
+def _text(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def performance_files() -> dict[str, str]:
-    """Path under docs/ and text of the page and of its pictures."""
-    files, sections = {}, []
-    for name, (chart, words, below) in _charts().items():
-        for theme, colours in THEMES.items():
-            files[f"pictures/{name}-{theme}.svg"] = chart.svg(*colours)
-            files[f"pictures/{name}-narrow-{theme}.svg"] = chart.svg(*colours, NARROW)
-        sections.append(f"## {HEADINGS[name]}\n\n{words}\n\n{picture(name, chart.title)}{below}")
-    return {"performance.md": PAGE + "\n".join([*sections, *_tables()]), **files}
+    """Path under docs/ and text of the page."""
+    sections = [
+        f"## {chart.title}\n\n{words}\n\n![{chart.title}](pictures/{name}.svg)\n{below}"
+        for name, (chart, words, below) in _charts().items()
+    ]
+    return {"performance.md": PAGE + "\n".join([*sections, *_tables()])}
+
+
+def main() -> None:
+    """Draw the pictures, where matplotlib is there."""
+    for name, (chart, *_) in _charts().items():
+        (ROOT / "docs" / "pictures" / f"{name}.svg").write_text(chart.svg(), encoding="utf-8")
 
 
 def _tables() -> list[str]:
@@ -160,19 +148,11 @@ def _section(title: str, words: str, table: Sequence[str]) -> str:
     return f"## {title}\n\n{words}\n\n" + "\n".join(table) + "\n"
 
 
-def pictures(name: str) -> str:
-    """The HTML of a picture as a part of a page, in its colour of text: for a wide screen and for a narrow one."""
-    chart = _charts()[name][0]
-    widths = (("wide", WIDE), ("narrow", NARROW))
-    drawings = [(word, chart.svg("currentColor", "#8886", width)) for word, width in widths]
-    return "".join(f'<div class="chart {word}">{drawing}</div>' for word, drawing in drawings)
-
-
 PAGE = """<!-- written by python -m tools.pages -->
 # Performance
 
 How fast scans are, as a fraction of the speed of a copy of the bytes that they read and write (1 is the copy, higher is
-better), and beside the code that people run today. On the site, point at a bar to see its figure.
+better), and beside the code that people run today.
 [Benchmarks](benchmarks.md) has all figures with their peers, and [performance tuning](tuning.md) says what to do where
 a call is slow.
 
@@ -198,20 +178,12 @@ HEADINGS = {  # of sections, by name of the picture
 }
 
 
-def picture(name: str, title: str) -> str:
-    """The HTML of a picture that follows the theme of a reader and the width of the screen."""
-    sources = [
-        f'<source media="(max-width: 600px){dark}" srcset="pictures/{name}-narrow-{theme}.svg">'
-        for theme, dark in (("dark", " and (prefers-color-scheme: dark)"), ("light", ""))
-    ]
-    sources.append(f'<source media="(prefers-color-scheme: dark)" srcset="pictures/{name}-dark.svg">')
-    image = f'<img src="pictures/{name}-light.svg" alt="{escape(title)}">'
-    return "\n".join(["<picture>", *sources, image, "</picture>", ""])
-
-
 def report(document: dict[str, Any], table: str) -> str:
     """A self-contained HTML page of a run of ``python -m benchmarks grid``, with its table of cells as text."""
-    body = [chart.svg("currentColor", "#8886") for chart in _grid_charts(document)]
+    if importlib.util.find_spec("matplotlib") is None:
+        body = ["<p>With matplotlib there are pictures here: pip install matplotlib.</p>"]
+    else:
+        body = [chart.svg() for chart in _grid_charts(document)]
     return REPORT.format(title=f"scanops on {escape(document['device'])}", charts="\n".join(body), table=escape(table))
 
 
@@ -441,3 +413,7 @@ def _read_lines(name: str) -> list[dict[str, Any]]:
 def _read(name: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((ROOT / f"benchmarks/results/{name}.json").read_text(encoding="utf-8"))
     return found
+
+
+if __name__ == "__main__":
+    main()

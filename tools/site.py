@@ -22,7 +22,6 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.toc import AnchorLink
 
 import scanops
-from tools.performance import pictures
 
 ROOT = Path(__file__).resolve().parent.parent
 REPOSITORY = "https://github.com/scanops/scanops"
@@ -50,9 +49,6 @@ LANGUAGES = {".j2": "cpp", ".cu": "cpp", ".cuh": "cpp", ".h": "cpp", ".cpp": "cp
 SHIM, SHIM_HERE = "https://unpkg.com/iframe-worker/shim", "javascripts/worker.js"
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:)([^)#\s]+)")
 DOCTEST = re.compile(r"(?:^ *>>> .*\n?(?: *\S.*\n?)*)+", re.MULTILINE)
-PICTURE = re.compile(
-    r'<picture>\s*(?:<source [^>]*>\s*)*<img src="([^"]+)-light\.svg" alt="([^"]+)">\s*</picture>', re.DOTALL
-)
 CODE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 MATH = re.compile(r"^( *)```math\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 # Parts of a docstring that are none of those which Google's style knows.
@@ -123,7 +119,6 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     def move_link(found: re.Match[str]) -> str:
         return posixpath.relpath(place(target(origin, found[1])), posixpath.dirname(uri) or ".")
 
-    markdown = PICTURE.sub(inline_picture, markdown)
     markdown = MATH.sub(lambda found: formula(found[2]), markdown)
     if uri == "README.md":  # whose links on a host of repositories have no reference to lead to
         page.meta["title"] = "scanops"
@@ -195,11 +190,6 @@ def with_source(html: str, name: str) -> str:
 def formula(text: str) -> str:
     """A formula in LaTeX as MathML, which browsers draw by themselves."""
     return "\n" + convert(" ".join(text.split()), display="block") + "\n"
-
-
-def inline_picture(found: re.Match[str]) -> str:
-    """A picture as a part of the page, in the theme that a reader chose; a bar says its figure when pointed at."""
-    return pictures(posixpath.basename(found[1]))
 
 
 def on_post_page(output: str, *, page: Any, **_: Any) -> str:
