@@ -37,6 +37,7 @@ import torch.multiprocessing
 import scanops
 import scanops.distributed as sd
 from scanops.distributed.groups import group_of
+from scanops.distributed.sharded_scan import ServedCalls
 
 __all__ = ["Cell", "Rank", "main", "run_ranks"]
 
@@ -290,7 +291,7 @@ class Rank:
 
     def describe_auto(self) -> Row:
         """Return which method the last call took, which asked for none."""
-        return {"auto": list(group_of(None).ledger.calls.values())[-1].method}
+        return {"auto": list(group_of(None).ledger.keep(ServedCalls).values())[-1].scan.method}
 
     def scan_obviously(self, x: torch.Tensor, dim: int) -> torch.Tensor:
         """The sum as users write it: torch.cumsum, an all_gather of the totals, and an addition."""

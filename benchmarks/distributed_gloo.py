@@ -34,7 +34,6 @@ import torch.distributed as dist
 import scanops
 from benchmarks.common import Row, parser, write
 from benchmarks.sharded_calls import WORLDS, answer, difference, every_request, random_request, sd
-from scanops.distributed import exchange
 from scanops.errors import PeerLost, UnsupportedRequest
 
 TIMEOUT, RANKS = 2.0, 4
@@ -61,7 +60,6 @@ def compare(rank: int, say: Say, count: int, seed: int | None, seconds: float = 
 
     After ``seconds`` rank 0 lets all ranks end.
     """
-    exchange.TRADING_BYTES = 0  # of 8 ranks states travel by blocks of lines where they are more than a frame holds
     end = time.monotonic() + seconds
     groups: Any = {world: dist.new_group(range(world), timeout=timedelta(seconds=LONG)) for world in WORLDS}
     draw = random.Random(seed)
@@ -102,16 +100,17 @@ def mismatch(rank: int, say: Say, count: int) -> None:
     """Make calls that differ in a random argument on a random rank, and an equal one after each."""
     draw = random.Random(0)
     x = torch.rand(16, 50, generator=torch.Generator().manual_seed(rank))
+    errors: list[dict[str, Any]] = [{"dim": 9}, {"method": "guess"}, {"spans": [[(0, 1)]]}]  # that all ranks raise
     changes: list[dict[str, Any]] = [
-        {"op": "prod"}, {"x": x[:3]}, {"x": x.double()}, {"reverse": True}, {"initial": 1.0}, {"dim": 9},
-        {"mask": x > 0}, {"method": "guess"}, {"spans": [[(0, 1)]]}, {"offsets": torch.tensor([0, 200])},
+        {"op": "prod"}, {"x": x[:3]}, {"x": x.double()}, {"reverse": True}, {"initial": 1.0}, {"mask": x > 0},
+        {"offsets": torch.tensor([0, 200])}, *errors,
     ]  # fmt: skip
     for k in range(count):
         odd, changed = draw.randrange(RANKS), draw.choice(changes)
         given: Any = {"x": x, "op": "sum", "dim": 1}
         say("progress", k)
         try:
-            sd.scan(**given | (changed if rank == odd else {}))
+            sd.scan(**given | (changed if rank == odd or changed in errors else {}))
             say("wrong", f"rank {rank} got results where rank {odd} called with {changed}")
         except UnsupportedRequest:
             say("count", Counter(typed=1))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import random
 import signal
@@ -25,8 +26,7 @@ import torch.multiprocessing
 import scanops
 from benchmarks.distributed import Rank, write_row
 from benchmarks.sharded_calls import answer, difference, random_request, sd
-from scanops.distributed import exchange, links
-from scanops.distributed.groups import group_of
+from scanops.distributed import links
 from scanops.errors import PeerLost, PeerMismatch, UnsupportedRequest
 
 __all__ = ["count_faults", "make_mismatches", "run_checks", "soak"]
@@ -70,37 +70,38 @@ def sum_over_ranks(each: torch.Tensor) -> torch.Tensor:
     return each
 
 
-def check_refused(own: Rank, _: int) -> str:
-    """A rank that refuses a call after equal ones raises at once, the others at the latest at their next exchange."""
-    for lines in (4, 4096):  # in the frame, and behind it
+def check_errors(own: Rank, _: int) -> str:
+    """An argument error that all ranks raise, or one of them, leaves nothing behind: the next call is right."""
+    group = dist.new_group(list(range(own.size)))
+    for method, lines in itertools.product(own.methods, (4, 4096)):  # states in the frame, and behind it
         x = torch.ones(lines, 64, device=own.device)
-        expected = sd.cumsum(x, 1, method="twopass")
-        sd.cumsum(x, 1, method="twopass")
-        try:
-            sd.cumsum(x, 1, method="twopass", **({"reverse": 3} if own.rank == 1 else {}))
-            assert own.rank != 1, "an invalid argument was accepted"
+        with scanops.emulate() if own.device.type == "cpu" else contextlib.nullcontext():
+            expected = sd.cumsum(x, 1, method=method, group=group)
+            for bad in ({"reverse": 3}, {"method": "chain"}, {"mask": torch.ones(9, device=own.device)}, {"dim": 7}):
+                for ranks in (range(own.size), (1,)):
+                    if own.rank in ranks:
+                        try:
+                            sd.cumsum(x, **{"dim": 1, "method": method, "group": group, **bad})
+                            raise AssertionError("an invalid argument was accepted")
+                        except UnsupportedRequest as problem:
+                            assert not isinstance(problem, PeerMismatch), repr(problem)
+                    for _ in range(3):
+                        assert torch.equal(sd.cumsum(x, 1, method=method, group=group), expected)
             own.synchronize()
-            sd.cumsum(x, 1, method="twopass")
-            raise AssertionError("nothing was raised")
-        except UnsupportedRequest as problem:
-            assert isinstance(problem, PeerMismatch) == (own.rank != 1), repr(problem)
-        dist.barrier()
-        own.synchronize()
-        assert torch.equal(sd.cumsum(x, 1, method="twopass", check="always"), expected)
-    return "typed on every rank"
+    return "right after typed errors"
 
 
 def check_order(own: Rank, _: int) -> str:
     """Backward passes in another order on one rank: typed on every rank."""
-    x, raised = torch.ones(4, 64, device=own.device), 0
+    x, raised, group = torch.ones(4, 64, device=own.device), 0, dist.new_group(list(range(own.size)))
     leaves = [x.clone().requires_grad_() for _ in range(2)]
     for again in range(3):
-        made = [sd.cumsum(leaf, 1, method="twopass").sum() for leaf in leaves]
+        made = [sd.cumsum(leaf, 1, method="twopass", group=group).sum() for leaf in leaves]
         try:
             for k in (1, 0) if own.rank == 1 and again == 2 else (0, 1):
                 made[k].backward()
             own.synchronize()
-            sd.cumsum(x, 1, method="twopass")
+            sd.cumsum(x, 1, method="twopass", group=group)
         except PeerMismatch:
             raised += 1
         own.synchronize()
@@ -147,31 +148,9 @@ def check_graph(own: Rank, _: int) -> str:
     return "right"
 
 
-def check_blocks(own: Rank, _: int) -> str:
-    """States that travel by blocks of lines: sums of small integers, which are exact."""
-    before = exchange.TRADING_RANKS, exchange.TRADING_BYTES
-    exchange.TRADING_RANKS, exchange.TRADING_BYTES = 2, 0
-    group_of(None).ledger.calls.clear()
-    try:
-        for shape in ((4096, 64), (4, 64, 1024)):
-            x = torch.randint(-3, 4, shape, device=own.device).float()
-            x = x + own.rank
-            y, total = sd.cumsum(x, 1, return_final=True, method="twopass")
-            every = [torch.empty_like(x) for _ in range(own.size)]
-            dist.all_gather(every, x)
-            whole = torch.cat(every, 1).double().cumsum(1)
-            assert torch.equal(y.double(), whole.narrow(1, own.rank * x.shape[1], x.shape[1]))
-            assert torch.equal(total.double(), whole[:, -1])
-    finally:
-        exchange.TRADING_RANKS, exchange.TRADING_BYTES = before
-        group_of(None).ledger.calls.clear()
-    return "right"
-
-
 CHECKS: dict[str, Callable[[Rank, int], str]] = {
     "graph": check_graph,
-    "blocks": check_blocks,
-    "refused": check_refused,
+    "errors": check_errors,
     "backward order": check_order,
     "requests": check_requests,
 }

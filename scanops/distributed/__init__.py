@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from scanops.distributed.groups import Group, group_of
-from scanops.distributed.sharded_scan import How, key_of, scan_shards
+from scanops.distributed.sharded_scan import scan_sharded
 from scanops.errors import UnsupportedRequest
 from scanops.forks import LATE, load_late
 from scanops.keywords import Pair, ValuesAndIndices
@@ -25,9 +25,13 @@ from scanops.ops.dispatch import broadcast_gates, gate_of, plain_name
 from scanops.requests.call import Call
 from scanops.requests.placement import Placement, open_block
 from scanops.requests.request import Inputs
+from scanops.requests.sharding import Sharding
 from scanops.runtime import native
 
 __all__ = ["cummax", "cummin", "cumprod", "cumsum", "exscan", "linear_scan", "logcumsumexp", "scan", "sharded"]
+
+
+How = tuple[str, str | None]  # method and spans
 
 
 def __dir__() -> list[str]:
@@ -47,9 +51,8 @@ def scan(
     dim: int,
     *,
     group: Any = None,
-    spans: Any = None,
+    spans: str | None = None,
     method: str = "auto",
-    check: str = "first",
     mask: Tensor | None = None,
     reverse: bool = False,
     exclusive: bool = False,
@@ -75,8 +78,6 @@ def scan(
             items of its spans one after the other.
         method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass reads every item once. It needs GPUs that write
             one another's memory, on one host. auto takes it where it serves the call and takes less time.
-        check: ``"first"``, ``"always"`` or ``"never"``: when ranks compare their calls. Groups with a CPU backend do so
-            at every call but with ``"never"``; the others at the first of equal calls.
         mask: sharded as x is, or of size 1 along ``dim`` and equal on all ranks: where False, the item is left out; a
             numeric mask multiplies the items.
         reverse: scan from the last item of the whole line to its first.
@@ -112,7 +113,7 @@ def scan(
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
     options = (op, dim, reverse, exclusive, return_final, dtype, accumulate)
-    return _scan("scan", tensors, options, group, How(method, check, spans))
+    return _scan("scan", tensors, options, group, (method, spans))
 
 
 def cumsum(
@@ -120,9 +121,8 @@ def cumsum(
     dim: int,
     *,
     group: Any = None,
-    spans: Any = None,
+    spans: str | None = None,
     method: str = "auto",
-    check: str = "first",
     mask: Tensor | None = None,
     reverse: bool = False,
     exclusive: bool = False,
@@ -147,8 +147,6 @@ def cumsum(
             items of its spans one after the other.
         method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass reads every item once. It needs GPUs that write
             one another's memory, on one host. auto takes it where it serves the call and takes less time.
-        check: ``"first"``, ``"always"`` or ``"never"``: when ranks compare their calls. Groups with a CPU backend do so
-            at every call but with ``"never"``; the others at the first of equal calls.
         mask: sharded as x is, or of size 1 along ``dim`` and equal on all ranks: where False, the item is left out; a
             numeric mask multiplies the items.
         reverse: scan from the last item of the whole line to its first.
@@ -184,7 +182,7 @@ def cumsum(
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
     options = ("sum", dim, reverse, exclusive, return_final, dtype, accumulate)
-    return _scan("cumsum", tensors, options, group, How(method, check, spans))
+    return _scan("cumsum", tensors, options, group, (method, spans))
 
 
 def cumprod(
@@ -192,9 +190,8 @@ def cumprod(
     dim: int,
     *,
     group: Any = None,
-    spans: Any = None,
+    spans: str | None = None,
     method: str = "auto",
-    check: str = "first",
     mask: Tensor | None = None,
     reverse: bool = False,
     exclusive: bool = False,
@@ -219,8 +216,6 @@ def cumprod(
             items of its spans one after the other.
         method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass reads every item once. It needs GPUs that write
             one another's memory, on one host. auto takes it where it serves the call and takes less time.
-        check: ``"first"``, ``"always"`` or ``"never"``: when ranks compare their calls. Groups with a CPU backend do so
-            at every call but with ``"never"``; the others at the first of equal calls.
         mask: sharded as x is, or of size 1 along ``dim`` and equal on all ranks: where False, the item is left out; a
             numeric mask multiplies the items.
         reverse: scan from the last item of the whole line to its first.
@@ -256,7 +251,7 @@ def cumprod(
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
     options = ("prod", dim, reverse, exclusive, return_final, dtype, accumulate)
-    return _scan("cumprod", tensors, options, group, How(method, check, spans))
+    return _scan("cumprod", tensors, options, group, (method, spans))
 
 
 def logcumsumexp(
@@ -264,9 +259,8 @@ def logcumsumexp(
     dim: int,
     *,
     group: Any = None,
-    spans: Any = None,
+    spans: str | None = None,
     method: str = "auto",
-    check: str = "first",
     mask: Tensor | None = None,
     reverse: bool = False,
     exclusive: bool = False,
@@ -291,8 +285,6 @@ def logcumsumexp(
             items of its spans one after the other.
         method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass reads every item once. It needs GPUs that write
             one another's memory, on one host. auto takes it where it serves the call and takes less time.
-        check: ``"first"``, ``"always"`` or ``"never"``: when ranks compare their calls. Groups with a CPU backend do so
-            at every call but with ``"never"``; the others at the first of equal calls.
         mask: sharded as x is, or of size 1 along ``dim`` and equal on all ranks: where False, the item is left out; a
             numeric mask multiplies the items.
         reverse: scan from the last item of the whole line to its first.
@@ -328,7 +320,7 @@ def logcumsumexp(
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
     options = ("logcumsumexp", dim, reverse, exclusive, return_final, dtype, accumulate)
-    return _scan("logcumsumexp", tensors, options, group, How(method, check, spans))
+    return _scan("logcumsumexp", tensors, options, group, (method, spans))
 
 
 def linear_scan(
@@ -337,9 +329,8 @@ def linear_scan(
     dim: int,
     *,
     group: Any = None,
-    spans: Any = None,
+    spans: str | None = None,
     method: str = "auto",
-    check: str = "first",
     mask: Tensor | None = None,
     reverse: bool = False,
     exclusive: bool = False,
@@ -368,8 +359,6 @@ def linear_scan(
             rank its pairs (start, stop), equal on all ranks. b has the items of its spans one after the other.
         method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass reads every item once. It needs GPUs that write
             one another's memory, on one host. auto takes it where it serves the call and takes less time.
-        check: ``"first"``, ``"always"`` or ``"never"``: when ranks compare their calls. Groups with a CPU backend do so
-            at every call but with ``"never"``; the others at the first of equal calls.
         mask: sharded as b is, or of size 1 along ``dim`` and equal on all ranks: where False, the item is left out; a
             numeric mask multiplies the items.
         reverse: scan from the last item of the whole line to its first.
@@ -405,7 +394,7 @@ def linear_scan(
     """
     tensors = (b, mask, a, segment_starts, offsets, initial)
     options = ("linear", dim, reverse, exclusive, return_final, dtype, accumulate)
-    return _scan("linear_scan", tensors, options, group, How(method, check, spans))
+    return _scan("linear_scan", tensors, options, group, (method, spans))
 
 
 def cummax(
@@ -413,9 +402,8 @@ def cummax(
     dim: int,
     *,
     group: Any = None,
-    spans: Any = None,
+    spans: str | None = None,
     method: str = "auto",
-    check: str = "first",
     mask: Tensor | None = None,
     reverse: bool = False,
     exclusive: bool = False,
@@ -440,8 +428,6 @@ def cummax(
             items of its spans one after the other.
         method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass reads every item once. It needs GPUs that write
             one another's memory, on one host. auto takes it where it serves the call and takes less time.
-        check: ``"first"``, ``"always"`` or ``"never"``: when ranks compare their calls. Groups with a CPU backend do so
-            at every call but with ``"never"``; the others at the first of equal calls.
         mask: sharded as x is, or of size 1 along ``dim`` and equal on all ranks: where False, the item is left out; a
             numeric mask multiplies the items.
         reverse: scan from the last item of the whole line to its first.
@@ -476,7 +462,7 @@ def cummax(
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
     options = ("cummax", dim, reverse, exclusive, return_final, None, None)
-    return _scan_extreme("cummax", tensors, options, group, How(method, check, spans))
+    return _scan_extreme("cummax", tensors, options, group, (method, spans))
 
 
 def cummin(
@@ -484,9 +470,8 @@ def cummin(
     dim: int,
     *,
     group: Any = None,
-    spans: Any = None,
+    spans: str | None = None,
     method: str = "auto",
-    check: str = "first",
     mask: Tensor | None = None,
     reverse: bool = False,
     exclusive: bool = False,
@@ -511,8 +496,6 @@ def cummin(
             items of its spans one after the other.
         method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass reads every item once. It needs GPUs that write
             one another's memory, on one host. auto takes it where it serves the call and takes less time.
-        check: ``"first"``, ``"always"`` or ``"never"``: when ranks compare their calls. Groups with a CPU backend do so
-            at every call but with ``"never"``; the others at the first of equal calls.
         mask: sharded as x is, or of size 1 along ``dim`` and equal on all ranks: where False, the item is left out; a
             numeric mask multiplies the items.
         reverse: scan from the last item of the whole line to its first.
@@ -547,7 +530,7 @@ def cummin(
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
     options = ("cummin", dim, reverse, exclusive, return_final, None, None)
-    return _scan_extreme("cummin", tensors, options, group, How(method, check, spans))
+    return _scan_extreme("cummin", tensors, options, group, (method, spans))
 
 
 def exscan(
@@ -557,7 +540,6 @@ def exscan(
     inclusive: bool = False,
     group: Any = None,
     method: str = "auto",
-    check: str = "first",
     initial: Tensor | complex | None = None,
     return_final: bool = False,
     reverse: bool = False,
@@ -572,7 +554,6 @@ def exscan(
         inclusive: whether this rank's own x is the last operand, as in MPI's Scan.
         group: a process group, a DeviceMesh of one dimension, ``(mesh, name)``, or None for all ranks.
         method: ``"auto"``, ``"onepass"`` or ``"twopass"``, as for ``scan``.
-        check: ``"first"``, ``"always"`` or ``"never"``: when ranks compare their calls, as for ``scan``.
         initial: what comes before rank 0, a number or a tensor that broadcasts to x's shape; without it the first rank
             gets the operator's identity.
         return_final: also return the result over all ranks, equal on all of them.
@@ -599,7 +580,7 @@ def exscan(
     """
     options = (op, 0, reverse, not inclusive, return_final, dtype, accumulate)
     tensors = (x.unsqueeze(0), None, None, None, None, initial)
-    found = _scan("scan", tensors, options, group, How(method, check))
+    found = _scan("scan", tensors, options, group, (method, None))
     return (found[0].squeeze(0), found[1]) if isinstance(found, tuple) else found.squeeze(0)
 
 
@@ -621,23 +602,22 @@ def _scan_all(who: str, tensors: tuple[Any, ...], options: tuple[Any, ...], grou
     if type(tensors[0]).__name__ == "DTensor" or type(tensors[2]).__name__ == "DTensor":
         load_late("scanops.distributed.placed")  # which takes long to import
         scan_placed = LATE["scanops.distributed.placed"].scan_placed
-        found: tuple[Tensor, ...] = scan_placed(*_request(who, tensors, options), how, group)
+        call, given = _call_of(who, tensors, options)
+        found: tuple[Tensor, ...] = scan_placed(call, given, *how, group)
         return found
     return _scan_local(who, tensors, options, group_of(group), how)
 
 
 def _scan_local(
-    who: str, tensors: tuple[Any, ...], options: tuple[Any, ...], group: Group, how: How, refused: Any = None
+    who: str, tensors: tuple[Any, ...], options: tuple[Any, ...], group: Group, how: How
 ) -> tuple[Tensor, ...]:
-    asked, key = (who, *how, *options), None
-    if not (refused or is_compiling()):
-        if native.served_linked is not None and how.method != "twopass":
-            found = native.served_linked(tensors, asked, group)
-            if found is not None:
-                return found
-        key = key_of((*asked, *map(type, options)), tensors)
-    request = partial(_request, who, tensors, options, refused)
-    return scan_shards(who, request, group, how, key, Inputs(*tensors), asked)
+    asked = (who, *how, *options)
+    if native.served_linked is not None and how[0] != "twopass" and not is_compiling():
+        served = native.served_linked(tensors, asked, group)
+        if served is not None:
+            return served
+    call, given = _call_of(who, tensors, options)
+    return scan_sharded(who, replace(call, sharding=Sharding(group, *how)), given, asked)
 
 
 def scan_placement(
@@ -645,16 +625,23 @@ def scan_placement(
 ) -> Any:
     """Return what a call returns that a block shards. The other arguments are ``scanops.api.run_scan``'s."""
     *shared, complete, chunk = options
-    refused = {"complete": complete, "chunk": chunk, "out": next((each for each in outs if each is not None), None)}
-    refused = {name: value for name, value in refused.items() if value is not None and value is not False}
-    who = Call(*options[:2]).name
-    found = _scan_local(who, tensors, tuple(shared), placement.group, placement.how, refused)
+    who, out = Call(*options[:2]).name, next((each for each in outs if each is not None), None)
+    for name, value in (("complete", complete), ("chunk", chunk), ("out", out)):
+        if value is not None and value is not False:
+            raise UnsupportedRequest(
+                f"{who}: {name} is not for sharded dimensions",
+                allowed="mask, reverse, exclusive, initial, return_final, segment_starts, offsets, dtype, accumulate",
+                value=f"{name} given",
+                hint=_REFUSED[name],
+            )
+    sharding = placement.sharding
+    found = _scan_local(who, tensors, tuple(shared), group_of(sharding.group), (sharding.method, sharding.spans))
     return found if len(found) > 1 else found[0]
 
 
 @contextlib.contextmanager
 def sharded(
-    group: Any = None, dims: tuple[int, ...] = (1,), *, spans: Any = None, method: str = "auto", check: str = "first"
+    group: Any = None, dims: tuple[int, ...] = (1,), *, spans: str | None = None, method: str = "auto"
 ) -> Iterator[None]:
     """Scan plain tensors along ``dims`` over the ranks of a group inside the block, for models that know of no ranks.
 
@@ -668,7 +655,6 @@ def sharded(
         dims: the dimensions that are sharded, of tensors that have them; negative ones count from the last.
         spans: the layout of the shards, as for ``scan``.
         method: ``"auto"``, ``"onepass"`` or ``"twopass"``, as for ``scan``.
-        check: ``"first"``, ``"always"`` or ``"never"``: when ranks compare their calls, as for ``scan``.
 
     Raises:
         UnsupportedRequest: inside the block, by scans along ``dims`` with ``out``, ``complete``, ``chunk``, ``map`` or
@@ -682,19 +668,12 @@ def sharded(
         tensor([1., 2., 3.])
         >>> dist.destroy_process_group()
     """
-    with open_block(Placement(group_of(group), dims, How(method, check, spans))):
+    with open_block(Placement(Sharding(group_of(group), method, spans), dims)):
         yield
 
 
-def _request(who: str, tensors: tuple[Any, ...], options: tuple[Any, ...], refused: Any = None) -> tuple[Call, Inputs]:
-    """Return a call and its tensors as the scan of one GPU has them; what it refuses the other ranks hear of."""
-    for name in refused or ():
-        raise UnsupportedRequest(
-            f"{who}: {name} is not for sharded dimensions",
-            allowed="mask, reverse, exclusive, initial, return_final, segment_starts, offsets, dtype, accumulate",
-            value=f"{name} given",
-            hint=_REFUSED[name],
-        )
+def _call_of(who: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[Call, Inputs]:
+    """Return a call and its tensors as the scan of one GPU has them."""
     given = Inputs(*tensors)
     op, dim, reverse, exclusive, final, dtype, accumulate = options
     op = plain_name(op) if who == "scan" else op

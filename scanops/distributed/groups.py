@@ -7,11 +7,11 @@ dtypes it knows.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.distributed.device_mesh import DeviceMesh
 
-from scanops.errors import PeerLost, UnsupportedRequest, format_value
+from scanops.errors import PeerLost, PeerMismatch, UnsupportedRequest, format_value
 from scanops.runtime import call_cache
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
     "group_of",
     "is_captured",
     "pack",
-    "padding",
     "run_collective",
     "size_of",
     "unpack",
@@ -46,24 +45,72 @@ _OWN_PROBLEMS = (
 )
 
 
+Kept = TypeVar("Kept")
+
+
+class Order(Protocol):
+    """The order of calls, which exchanges are noted in."""
+
+    def note_exchange(self) -> None: ...
+
+
 class Ledger:
     """What one process remembers of a process group: its calls, what ranks have compared, and whose turn it is."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()  # held from the first collective of a call to its last
-        self.owner: int | None = None  # the thread that holds the lock
-        self.was_disturbed = False  # whether another thread has waited for the lock since it was taken
         self.count = 0  # exchanges so far: the same number on all ranks
         self.compared: set[int] = set()  # digests that all ranks have agreed on
-        self.unread: deque[Any] = deque()  # comparisons on the GPU whose outcome has not been read
-        self.spare: list[Any] = []  # events and pinned memory of comparisons that have been read
-        self.calls: dict[Any, Any] = {}  # prepared calls, by what is equal of equal calls
-        self.headers: dict[Any, Tensor] = {}  # on a GPU, by their numbers
-        self.device: torch.device | None = None  # of the tensors of the last exchange
-        # For method "onepass": the links of this rank by device, False where ranks have none, and the calls of all
-        # ranks, None before the first of these.
-        self.links: dict[Any, Any] = {}
-        self.log: Any = None
+        self.failure: PeerMismatch | None = None  # that was found after ranks had gone on
+        self.order: Order | None = None  # in which all ranks make their calls; None before the first one in one pass
+        self._kept: dict[type, Any] = {}  # what other modules remember of the group, by its type
+        self._lock = threading.Lock()  # held while this process exchanges something
+        self._pinned: Tensor | None = None  # frames of the last exchange on a GPU
+        self._arrived: Any = None
+        self._compare: Callable[[Any], None] | None = None  # what reads them
+
+    def keep(self, kind: type[Kept]) -> Kept:
+        """Return the only object of a type that is kept for this process group."""
+        found = self._kept.get(kind)
+        if found is None:
+            found = self._kept.setdefault(kind, kind())
+        return found  # type: ignore[no-any-return]
+
+    def take_turn(self, who: str) -> Ledger:
+        """Let one thread at a time exchange something, in a ``with`` block. Raises UnsupportedRequest in another."""
+        if not self._lock.acquire(blocking=False):
+            raise UnsupportedRequest(
+                f"{who}: two threads call the same process group at the same time",
+                allowed="one call of a group at a time: nothing says which thread's call comes first on other ranks",
+                value=f"thread {threading.current_thread().name!r}",
+                hint="make a group for each thread with torch.distributed.new_group, or hold a lock around the calls",
+            )
+        return self
+
+    def __enter__(self) -> None:
+        """Begin the turn that ``take_turn`` has taken."""
+
+    def __exit__(self, *_: object) -> None:
+        """End the turn."""
+        self._lock.release()
+
+    def compare_later(self, frames: Tensor, compare: Callable[[Any], None]) -> None:
+        """Let the next exchange compare frames that are on a GPU."""
+        if self._pinned is None:
+            self._pinned = torch.empty(frames.shape, dtype=frames.dtype, pin_memory=True)
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._pinned.copy_(frames, non_blocking=True)
+        self._arrived.record(torch.cuda.current_stream(frames.device))
+        self._compare = compare
+
+    def settle(self) -> None:
+        """Compare the frames of the last exchange, if nobody has. Raises PeerMismatch, on all ranks alike."""
+        compare, self._compare = self._compare, None
+        if compare is not None:
+            assert self._pinned is not None
+            self._arrived.synchronize()
+            compare((ctypes.c_char * self._pinned.numel()).from_address(self._pinned.data_ptr()))
+        if self.failure is not None:
+            raise self.failure.with_traceback(None)
 
 
 _LEDGERS: weakref.WeakKeyDictionary[Any, Ledger] = weakref.WeakKeyDictionary()
@@ -109,24 +156,12 @@ class Group(NamedTuple):
                 hint="call it outside the graph, or make the group with backend 'nccl'",
             )
 
-    def device_of(self, x: object) -> torch.device:
-        """Return where ranks exchange the states of ``x``: the CPU unless a backend moves the memory of its device.
-
-        For an ``x`` that is no tensor: where the group made its last exchange.
-        """
-        given = x.device if isinstance(x, Tensor) else self.ledger.device
-        backends = self.backends
-        if given is None and "cpu:" not in backends:
-            given = torch.device("cuda", torch.cuda.current_device())
-        if given is None or given.type == "cpu" or f"{given.type}:gloo" in backends or f"{given.type}:" not in backends:
+    def device_of(self, device: torch.device) -> torch.device:
+        """Return where ranks exchange the states of tensors: the CPU unless a backend moves the memory of a device."""
+        kind, backends = device.type, self.backends
+        if kind == "cpu" or f"{kind}:gloo" in backends or f"{kind}:" not in backends:
             return torch.device("cpu")
-        return given
-
-    def gather(self, row: Tensor) -> Tensor:
-        """Return the row of bytes of each rank."""
-        found = row.new_empty(self.size * row.numel())
-        self.gather_into(found, row)
-        return found.view(self.size, -1)
+        return device
 
     def gather_into(self, found: Tensor, row: Tensor) -> None:
         """Write the row of bytes of each rank, one after the other."""
@@ -161,9 +196,9 @@ def run_collective(collective: Callable[[], object]) -> None:
         ) from problem
 
 
-def is_captured(x: object) -> bool:
-    """Return whether a CUDA graph captures the calls on the current stream of ``x``'s device."""
-    return isinstance(x, Tensor) and x.is_cuda and torch.cuda.is_current_stream_capturing()
+def is_captured(device: torch.device) -> bool:
+    """Return whether a CUDA graph captures the calls on the current stream of a device."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def group_of(given: Any) -> Group:
@@ -230,8 +265,6 @@ def _look_up(given: Any) -> Group:
 
 # ---- tensors as rows of bytes
 
-_PADDING: dict[tuple[int, torch.device], Tensor] = {}
-
 
 def size_of(shape: Sequence[int], dtype: torch.dtype, unit: int = UNIT) -> int:
     """Return the bytes of a tensor in a row, with those up to the next multiple of ``unit``."""
@@ -241,19 +274,13 @@ def size_of(shape: Sequence[int], dtype: torch.dtype, unit: int = UNIT) -> int:
     return size + -size % unit
 
 
-def pack(tensors: Sequence[Tensor], size: int = 0, *, front: Tensor | None = None) -> Tensor:
-    """Return the tensors as one row of bytes behind those of ``front``, with zeros up to ``size`` bytes."""
-    parts = [] if front is None else [front]
-    used = 0 if front is None else len(front)
+def pack(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the tensors as one row of bytes."""
+    parts = []
     for each in tensors:
-        row = bytes_of_tensor(each)
-        parts.append(row)
-        used += len(row)
-        if len(row) % UNIT:
-            parts.append(padding(-len(row) % UNIT, row.device))
-            used += len(parts[-1])
-    if used < size:
-        parts.append(padding(size - used, parts[0].device))
+        parts.append(bytes_of_tensor(each))
+        if len(parts[-1]) % UNIT:
+            parts.append(parts[-1].new_zeros(-len(parts[-1]) % UNIT))
     return torch.cat(parts)
 
 
@@ -277,11 +304,3 @@ def bytes_of_tensor(tensor: Tensor) -> Tensor:
     if flat.stride(0) != 1:  # a view as bytes does not take it, whatever counts as contiguous
         flat = flat.clone(memory_format=torch.contiguous_format)
     return flat.view(torch.uint8)
-
-
-def padding(size: int, device: torch.device) -> Tensor:
-    """Return so many bytes of zeros on a device."""
-    found = _PADDING.get((size, device))
-    if found is None:
-        found = _PADDING[size, device] = torch.zeros(size, dtype=torch.uint8, device=device)
-    return found

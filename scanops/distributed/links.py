@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from scanops.codegen.spec import ScanSpec
-from scanops.distributed.call_log import CallLog, map_shared_words
+from scanops.distributed.call_order import CallOrder, share_words
 from scanops.distributed.groups import Group, is_captured
 from scanops.errors import PeerLost, UnsupportedRequest
 from scanops.forks import import_late
@@ -56,7 +56,7 @@ class Memory:
 
         Other launches on the stream are counted elsewhere, and leave words of the same epochs in its workspace.
         """
-        if is_captured(self.own):
+        if is_captured(self.own.device):
             return torch.zeros(size, dtype=torch.uint8, device=self.own.device)
         if self.status is None or self.status.numel() < size:
             self.status = torch.zeros(1 << (size - 1).bit_length(), dtype=torch.uint8, device=self.own.device)
@@ -86,9 +86,8 @@ class CarryIn(NamedTuple):
 class Link:
     """This rank's links to the ranks before and after it along a sharded dimension, on one device."""
 
-    def __init__(self, group: Group, device: torch.device, log: CallLog) -> None:
-        self.log = log  # of the calls that ranks make
-        self.group, self.device = group, device
+    def __init__(self, group: Group, device: torch.device, order: CallOrder | None) -> None:
+        self.group, self.device, self.order = group, device, order
         self._memories: list[Memory] = []  # the last one is in use; CUDA graphs may replay launches of the others
         # What C++ compares before each launch: whether a kernel has waited in vain, and the stream of the last launch.
         self._words = torch.zeros(2, dtype=torch.int64, pin_memory=device.type == "cuda")
@@ -149,9 +148,10 @@ class Link:
     def enter(self) -> None:
         """Let the next launch follow the last one; raises PeerLost if a kernel has waited in vain for another rank."""
         if self._failed.value:
-            self.log.raise_refusal("a scan in one pass")
+            if self.order is not None:
+                self.order.compare()
             raise PeerLost(
-                f"another rank refused a call, exited, or did not respond within {LIMIT_SECONDS} s",
+                f"another rank could not make a call, exited, or did not respond within {LIMIT_SECONDS} s",
                 allowed="all ranks of the group in the same calls, in the same order",
                 value=f"rank {self.group.rank} waited for another rank; results since then are wrong",
                 hint="end this process: a group that has lost a rank serves no further call",
@@ -214,6 +214,6 @@ def _on_gpus(link: Link, half: int) -> Memory:
 
 def _on_cpu(link: Link, half: int) -> Memory:
     """Memory that processes of one host share, for emulated kernels."""
-    mapped = map_shared_words(link.group, HEAD_WORDS + 2 * half)
+    mapped = share_words(link.group, HEAD_WORDS + 2 * half)
     addresses, own = tuple(each.data_ptr() for each in mapped), mapped[link.group.rank]
     return Memory(addresses, half, own, [each[:HEAD_WORDS] for each in mapped], mapped)

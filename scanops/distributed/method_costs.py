@@ -1,4 +1,4 @@
-"""How long each method takes, in times of one GPU for its own shard: what ``method="auto"`` compares.
+"""Which method serves a call, and how long each takes, in times of one GPU: what ``method="auto"`` compares.
 
 Where the memory is the bound, one pass takes the time of one GPU and, on the last rank, that of waiting for the ranks
 before it: each falls behind by a *front*, the lines that a GPU scans at the same time. Two passes take the time of the
@@ -14,10 +14,16 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from scanops.codegen.derivatives import Gradient
 from scanops.codegen.strategies.columns_lookback import LINKED_ABREAST
+from scanops.distributed.shards import Shard
+from scanops.errors import UnsupportedRequest
+from scanops.requests.torch_state import has_kernels
 
-__all__ = ["Costs", "compare_methods", "count_fronts"]
+__all__ = ["Costs", "choose_method", "compare_methods", "count_fronts"]
 
+
+OPERATORS = ("sum", "prod", "max", "min", "linear", "logcumsumexp")
 TILE_COLUMNS = 64  # neighbouring columns of a tile, of which LINKED_ABREAST end together
 # (reads and writes of items, gates and results in the two passes, the same in one), in items
 SUM_PASSES, RECURRENCE_PASSES = (3, 2), (5, 3)
@@ -40,3 +46,46 @@ def compare_methods(fronts: int, ranks: int, *, is_recurrence: bool) -> Costs:
     """Return what each method costs for so many fronts on each of the ranks."""
     both, one = RECURRENCE_PASSES if is_recurrence else SUM_PASSES
     return Costs((fronts + ranks - 1) / fronts if fronts else math.inf, both / one)
+
+
+def choose_method(
+    method: str, shard: Shard, ranks: int, spans: int, *, recorded: bool, of_initial: bool = False
+) -> str:
+    """Return ``"onepass"`` or ``"twopass"``. Raises UnsupportedRequest for a method that does not serve the call.
+
+    ``recorded``: whether autograd records the call; ``of_initial``: whether for the gradient of the initial value, too.
+    """
+    if method == "twopass" or ranks == 1:
+        return "twopass"
+    problem = _problem_of(shard, spans, recorded=recorded, of_initial=of_initial)
+    if method == "onepass":
+        if problem is None:
+            return "onepass"
+        raise UnsupportedRequest(
+            f"{shard.call.name}: method 'onepass' does not serve this call: {problem}",
+            allowed=f"one shard on each rank, of the operators {', '.join(OPERATORS)}, without offsets",
+            value=f"op={shard.call.op!r}, {problem}",
+            hint="leave method out: 'twopass' serves every call",
+        )
+    fronts = count_fronts(shard.tensors.x.shape, shard.call.dim)
+    costs = compare_methods(fronts, ranks, is_recurrence=shard.row.gated)
+    is_faster = shard.tensors.x.is_cuda and costs.onepass <= costs.twopass
+    return "onepass" if problem is None and is_faster else "twopass"
+
+
+def _problem_of(shard: Shard, spans: int, *, recorded: bool, of_initial: bool) -> str | None:
+    """Return what keeps a call from one pass, in words; None if nothing does."""
+    call, tensors, gradient = shard.call, shard.tensors, shard.row.gradient or Gradient()
+    for holds, words in (
+        (call.op not in OPERATORS, f"op={call.op!r}"),
+        (tensors.offsets is not None, "offsets given"),
+        (spans > 1, "several spans on a rank"),
+        (call.compensated, "accumulate='compensated'"),
+        (shard.carry.is_complex, f"carries of {shard.carry}"),
+        (recorded and shard.final and not gradient.begins, f"gradients of return_final of op={call.op!r}"),
+        (recorded and of_initial and not gradient.ends, f"gradients of initial of op={call.op!r}"),
+        (not has_kernels(tensors.x), f"x on {tensors.x.device}"),
+    ):
+        if holds:
+            return words
+    return None

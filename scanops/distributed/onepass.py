@@ -1,10 +1,7 @@
-"""Method ``onepass``: which calls it serves, and when it is faster than two passes.
+"""Method ``onepass``: the links of ranks, and what calls in one pass and their backward passes do.
 
 Each rank's kernel waits for the state at the end of a line of the rank before, while it scans other lines: every item
-is read once and written once, and no collective runs. A rank falls behind the one before it by the time of a *front*,
-the lines that a GPU scans at the same time (method_costs.py).
-
-All ranks must choose alike, and know nothing of one another's lengths: the choice depends on what is equal on all.
+is read once and written once, and no collective runs.
 
 Source: tile status as in Merrill and Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back" (2016), here
 between GPUs.
@@ -14,142 +11,82 @@ from __future__ import annotations
 
 import math
 import socket
-from typing import Any, Literal
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from scanops.codegen.derivatives import Gradient
 from scanops.codegen.dtypes import dtype_named
-from scanops.distributed.call_log import CallLog
-from scanops.distributed.exchange import Message, difference
-from scanops.distributed.groups import Group, is_captured
-from scanops.distributed.links import Link
-from scanops.distributed.method_costs import compare_methods, count_fronts
-from scanops.distributed.shards import Shard
-from scanops.errors import PeerMismatch, UnsupportedRequest, format_value
-from scanops.ops.dispatch import serve
+from scanops.distributed import node, programs
+from scanops.distributed.call_order import CallOrder
+from scanops.distributed.composed import compose_gradients
+from scanops.distributed.exchange import Exchange, digest_of, refuse_capture
+from scanops.distributed.groups import is_captured
+from scanops.distributed.links import CarryIn, Link
+from scanops.distributed.prepared import Prepared
+from scanops.distributed.programs import Program
+from scanops.errors import UnsupportedRequest
+from scanops.ops.backward import keeps
+from scanops.ops.node import backward_pass
 from scanops.requests.call import Call
-from scanops.requests.geometry import ALIGNMENT
-from scanops.requests.request import Inputs, Tensors
-from scanops.requests.torch_state import has_kernels
-from scanops.runtime import call_cache, native
+from scanops.requests.geometry import ALIGNMENT, line_shape
+from scanops.requests.request import Inputs, Needs, RequestKind, Tensors, check_request
+from scanops.runtime import native
 from scanops.runtime.launcher import Launcher
+from scanops.runtime.policies import resumed
+from scanops.runtime.recipes import Tape
 
-__all__ = [
-    "SharedFinal",
-    "add_neutral_items",
-    "choose_method",
-    "launch_linked",
-    "link_of",
-    "scan_linked",
-]
+__all__ = ["OnePass", "SharedFinal", "add_neutral_items", "find_link"]
 
-OPERATORS = ("sum", "prod", "max", "min", "linear", "logcumsumexp")
+Outputs = tuple[Tensor, ...]
 
 
-def choose_method(
-    method: str, shard: Shard, ranks: int, spans: int, *, recorded: bool, of_initial: bool = False
-) -> str:
-    """Return ``"onepass"`` or ``"twopass"``. Raises UnsupportedRequest for a method that does not serve the call.
+class Links:
+    """The links of this rank, and what lets kernels of other ranks end their waits."""
 
-    ``recorded``: whether autograd records the call; ``of_initial``: whether for the gradient of the initial value, too.
-    """
-    if method == "twopass" or ranks == 1:
-        return "twopass"
-    problem = _problem_of(shard, spans, recorded=recorded, of_initial=of_initial)
-    if method == "onepass":
-        if problem is None:
-            return "onepass"
-        raise UnsupportedRequest(
-            f"{shard.call.name}: method 'onepass' does not serve this call: {problem}",
-            allowed=f"one shard on each rank, of the operators {', '.join(OPERATORS)}, without offsets",
-            value=f"op={shard.call.op!r}, {problem}",
-            hint="leave method out: 'twopass' serves every call",
-        )
-    fronts = count_fronts(shard.tensors.x.shape, shard.call.dim)
-    costs = compare_methods(fronts, ranks, is_recurrence=shard.row.gated)
-    is_faster = shard.tensors.x.is_cuda and costs.onepass <= costs.twopass
-    return "onepass" if problem is None and is_faster else "twopass"
+    def __init__(self) -> None:
+        self.by_device: dict[torch.device, Link | None] = {}  # None where ranks have none
+
+    def abandon(self) -> None:
+        """Let kernels of other ranks end their waits for this one."""
+        for link in filter(None, self.by_device.values()):
+            link.abandon()
 
 
-def _problem_of(shard: Shard, spans: int, *, recorded: bool, of_initial: bool) -> str | None:
-    """Return what keeps a call from one pass, in words; None if nothing does."""
-    call, tensors, gradient = shard.call, shard.tensors, shard.row.gradient or Gradient()
-    for holds, words in (
-        (call.op not in OPERATORS, f"op={call.op!r}"),
-        (tensors.offsets is not None, "offsets given"),
-        (spans > 1, "several spans on a rank"),
-        (call.compensated, "accumulate='compensated'"),
-        (shard.carry.is_complex, f"carries of {shard.carry}"),
-        (recorded and shard.final and not gradient.begins, f"gradients of return_final of op={call.op!r}"),
-        (recorded and of_initial and not gradient.ends, f"gradients of initial of op={call.op!r}"),
-        (not has_kernels(tensors.x), f"x on {tensors.x.device}"),
-    ):
-        if holds:
-            return words
-    return None
-
-
-def link_of(group: Group, message: Message, x: Tensor) -> Link | None:
+def find_link(scan: Prepared, device: torch.device) -> Link | None:
     """Return the link of this rank to others, None where ranks have none: on several hosts, say.
 
-    Ranks compare a call at the first of its kind, and at every call with ``check="always"``; other calls are noted in
-    the call log. Raises PeerMismatch.
+    All ranks look for it at the first call of a group. Raises PeerMismatch, and UnsupportedRequest for a first call in
+    a CUDA graph.
     """
-    ledger = group.ledger
-    link: Link | Literal[False] | None = ledger.links.get(x.device)
-    is_new = message.digest not in ledger.compared
-    is_compared = message.check == "always" or (is_new and message.check == "first")
-    if link is None or is_compared:
-        hosts = _compare(group, message, x, is_new=is_new)
-        if link is None:
-            link = ledger.links[x.device] = len(set(hosts)) == 1 and _make_link(group, x.device)
-    if not link:
+    ledger, digest = scan.group.ledger, scan.message.digest
+    links = ledger.keep(Links)
+    if digest not in ledger.compared and is_captured(device):
+        raise refuse_capture(scan.message.who)
+    if device not in links.by_device:
+        links.by_device[device] = _make_link(scan, device, links)
+    if links.by_device[device] is not None:
+        ledger.compared.add(digest)
+    return links.by_device[device]
+
+
+def _make_link(scan: Prepared, device: torch.device, links: Links) -> Link | None:
+    """Return a link if every rank of the group is on this host and has made one."""
+    group, link = scan.group, None
+    host = torch.tensor([digest_of(socket.gethostname())], device=device)
+    _, hosts = Exchange(group, scan.message.derive("links"), device, model=[((1,), torch.int64)]).send(host)
+    assert hosts is not None
+    if bool((hosts != host).any()):
         return None
-    if not is_compared:
-        link.log.note_launch(message)
-    return link
-
-
-def _compare(group: Group, message: Message, x: Tensor, *, is_new: bool) -> tuple[str, ...]:
-    """Compare a call on all ranks; return the host of each. Raises PeerMismatch."""
-    if is_captured(x):
-        raise UnsupportedRequest(
-            f"{message.who}: ranks cannot compare a call that a CUDA graph captures",
-            allowed="a call that ranks have made before",
-            value=f"check={message.check!r}, made before: {not is_new}",
-            hint="make the same call once before the capture, on every rank",
-        )
-    if group.ledger.log is not None:
-        group.ledger.log.note_comparison(message)
-    said = group.gather_words((message.digest, message.parts, socket.gethostname()))
-    if len({digest for digest, _, _ in said}) > 1:
-        differ, values = difference([parts for _, parts, _ in said])
-        value = ", ".join(f"rank {rank}: {each}" for rank, each in enumerate(values))
-        raise PeerMismatch(
-            f"{message.who}: ranks differ in {differ}",
-            allowed="equal calls on all ranks; only the length of a shard may differ",
-            value=format_value(value).strip("'\""),
-            hint="make the same call, in the same order of calls, on every rank of the group",
-        )
-    group.ledger.compared.add(message.digest)
-    return tuple(host for _, _, host in said)
-
-
-def _make_link(group: Group, device: torch.device) -> Link | Literal[False]:
-    """Return a link if every rank of the group has made one."""
-    link: Link | Literal[False] = False
     try:
-        log = group.ledger.log or CallLog(group)
-        link, problem = Link(group, device, log), ""
+        order = group.ledger.order or CallOrder(group, links.abandon)
+        assert isinstance(order, CallOrder)
+        link, problem = Link(group, device, order), ""
         link.reserve(1)
+        group.ledger.order = order
     except (UnsupportedRequest, OSError) as refused:
         problem = str(refused)
-    if any(group.gather_words(problem)):
-        return False
-    group.ledger.log = log
-    return link
+    return None if any(group.gather_words(problem)) else link
 
 
 class SharedFinal:
@@ -161,78 +98,247 @@ class SharedFinal:
 
     def __init__(self, link: Link, call: Call, carry: torch.dtype, lines: torch.Size) -> None:
         self.link, self.carry, self.lines = link, carry, lines
-        bits = torch.int64 if carry.itemsize == 8 else torch.int32
-        self._spread = Call("sum", 0, not call.reverse, dtype=bits, link=link)
-        self._add_up = Call("sum", 0, call.reverse, dtype=carry, link=link)
-        self._zeros: Tensor | None = None
-        self._launches: dict[Call, tuple[int, Launcher]] = {}  # and the generation of the call cache that held each
+        self._bits = torch.int64 if carry.itemsize == 8 else torch.int32
+        self._narrow = {1: torch.int8, 2: torch.int16}.get(carry.itemsize, self._bits)
+        self._call_of_bits = Call("sum", 0, not call.reverse, dtype=self._bits, link=link)
+        self._call_of_gradients = Call("sum", 0, call.reverse, dtype=carry, link=link)
+        self._spread, self._add_up = Program(self._record_spread), Program(self._record_add_up)
 
-    def share(self, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def share(self, found: Outputs) -> Outputs:
         """Return the results of a rank with the carry-out of the line, which the last rank's have at their end."""
-        y, *final = found
-        return y, self._spread_bits(final[0] if final else None, y)
+        (final,) = self._spread(found[1] if len(found) > 1 else None)
+        return found[0], final  # type: ignore[return-value]
 
-    def add_up(self, gradient: Tensor | None, like: Tensor) -> Tensor:
+    def add_up(self, gradient: Tensor | None) -> Tensor:
         """Return, on the last rank, the sum of the gradients that ranks give to the carry-out; None counts as zeros."""
+        return self._add_up(gradient)[0]  # type: ignore[return-value]
+
+    def _record_spread(self, tape: Tape, final: Tensor | None) -> Tensors:
+        (own,) = tape.call(self._widen, final)
+        (bits,) = programs.scan(tape, self._call_of_bits, own, None, None, None, None, None)
+        return tape.call(lambda bits: (bits.to(self._narrow).view(self.carry).view(self.lines),), bits)
+
+    def _widen(self, final: Tensor | None) -> Outputs:
+        if final is None:
+            return (torch.zeros((1, self.lines.numel()), dtype=self._bits, device=self.link.device),)
+        return (final.reshape(1, -1).view(self._narrow).to(self._bits),)
+
+    def _record_add_up(self, tape: Tape, gradient: Tensor | None) -> Tensors:
+        (own,) = tape.call(self._align, gradient)
+        (total,) = programs.scan(tape, self._call_of_gradients, own, None, None, None, None, None)
+        return tape.call(lambda total: (total.view(self.lines),), total)
+
+    def _align(self, gradient: Tensor | None) -> Outputs:
         if gradient is None:
-            gradient = torch.zeros(self.lines, dtype=self.carry, device=like.device)
-        gradient = gradient.to(self.carry).resolve_neg().contiguous()
-        if gradient.data_ptr() % ALIGNMENT:
-            gradient = gradient.clone()
-        return self._scan(self._add_up, gradient.view(1, -1)).view(self.lines)
-
-    def _spread_bits(self, final: Tensor | None, like: Tensor) -> Tensor:
-        bits = self._spread.result
-        narrow = {1: torch.int8, 2: torch.int16}.get(self.carry.itemsize, bits)
-        if final is not None:
-            own = final.reshape(1, -1).view(narrow).to(bits)
-        elif self._zeros is not None:
-            own = self._zeros
-        else:
-            own = torch.zeros((1, self.lines.numel()), dtype=bits, device=like.device)
-            if not is_captured(own):  # a CUDA graph fills its own at each replay
-                self._zeros = own
-        return self._scan(self._spread, own).to(narrow).view(self.carry).view(self.lines)
-
-    def _scan(self, call: Call, x: Tensor) -> Tensor:
-        generation, launcher = self._launches.get(call, (0, None))
-        if launcher is not None and generation == native.generation():
-            return launch_linked(launcher, (x,))[0]
-        (y,) = _serve(call, Inputs(x), None)
-        known = call_cache.recall(call, Inputs(x))[1]
-        if known is not None and known.launcher.own:
-            self._launches[call] = native.generation(), known.launcher
-        return y
+            return (torch.zeros((1, self.lines.numel()), dtype=self.carry, device=self.link.device),)
+        gradient = gradient.to(self.carry).resolve_neg().contiguous().view(1, -1)
+        return (gradient.clone() if gradient.data_ptr() % ALIGNMENT else gradient,)
 
 
-def launch_linked(launcher: Launcher, tensors: Tensors) -> tuple[Tensor, ...]:
-    """Return the results of a known launch; where it fails, kernels of other ranks wait for it no longer."""
-    try:
-        return launcher.outputs(tensors)
-    except Exception:
-        launcher.link.abandon()
-        raise
+class OnePass:
+    """What equal calls in one pass do, and the backward pass of their nodes, which are Python's or in C++.
 
-
-def scan_linked(call: Call, given: Inputs, record: Any = None) -> tuple[Tensor, ...]:
-    """Return this rank's results of a linked call; ``record``: what makes its node of autograd, as for ``serve``.
-
-    The first rank in scan order may give ``initial``, and the last one ask for the carry-out, ``call.final``; the ranks
-    between have neither. A rank without items hands on what it receives, by a neutral item.
+    The first rank in scan order may have the carry-in, and the last one has the carry-out. The initial value is an
+    input of the node on every rank, with a gradient of zeros on all but the first in scan order.
     """
-    if given.x.shape[call.dim]:
-        return _serve(call, given, record)
-    y, *final = _serve(call, add_neutral_items(call, given), record)
-    return (y.narrow(call.dim, 0, 0), *final)
+
+    def __init__(self, scan: Prepared, link: Link, given: Inputs) -> None:
+        self.scan, self.link, initial, lines = scan, link, given.initial, line_shape(given.x.shape, scan.call.dim)
+        self.order = link.order
+        self.lessons = 0, 0  # a generation of the native table, and how often that was taught this
+        self._call = replace(scan.call, link=link, final=scan.final and scan.is_last, dtype=scan.result)
+        self._final = SharedFinal(link, self._call, scan.carry, lines) if scan.final else None
+        self._number = None if isinstance(initial, Tensor) else initial  # of the whole line, where it is one
+        self._constant = None  # the same, as the kernel of the first rank reads it
+        if self._number is not None and scan.is_first:
+            self._constant = torch.full((), self._number, dtype=scan.carry, device=link.device)
+        self._like_x = given.x.shape, given.x.dtype
+        self._like_initial = (initial.shape, initial.dtype) if isinstance(initial, Tensor) else None
+        leaves = (*given[:3], self._tensor_of(given))
+        self._needs: Needs = tuple([scan.recorded and each is not None and each.requires_grad for each in leaves])
+        self.reads_initial = scan.is_first and initial is not None  # whether this rank's kernel does
+        self._own_needs = (*self._needs[:3], self._needs[3] and self.reads_initial)  # of this rank's kernels
+        own = Inputs(*given[:4], None, self._carry_in(given))
+        self.kind = kind = RequestKind(check_request(self._call, own))
+        kind.lasts = True
+        self._keeps = keeps(kind, self._needs)
+        gradient = kind.request.operator.gradient
+        reads_before = gradient is not None and gradient.saved == "before" and keeps(kind, self._own_needs)[4]
+        is_entered = not self.reads_initial and link.fields(self._call.reverse)["linked_in"]
+        self._reads_entered = reads_before and is_entered  # whether the backward pass does read what comes from a rank
+        self._entered: CarryIn | None = None
+        self._lines = lines
+        self._launch = Program(self._record)
+        self.launcher: Launcher | None = None  # that has served the call, for C++
+        self.adjoint: int | None = None  # by which C++ asks for gradients
+
+    def _tensor_of(self, given: Inputs) -> Tensor | None:
+        return given.initial if self._number is None else None
+
+    def _carry_in(self, given: Inputs) -> Tensor | None:
+        """Return the carry-in that this rank's kernel reads."""
+        if not self.scan.is_first:
+            return None
+        return self._constant if self._number is not None else given.initial
+
+    # ---- forward
+
+    def run(self, given: Inputs) -> Outputs:
+        """Return the outputs for tensors like those of the call."""
+        if self.scan.recorded:
+            return node.record(self, given)
+        self.note()
+        return self.finish(self.launch(given))[0]
+
+    def note(self) -> tuple[int, int]:
+        """Let other ranks hear of the call; return its place in the order of calls, which its backward pass notes."""
+        self.order.note(self.scan.message)
+        return self.scan.group.ledger.count, self.order.count
+
+    def launch(self, given: Inputs) -> Outputs:
+        """Return what this rank's kernel writes for tensors like those of the call."""
+        try:
+            found: Outputs = self._launch(*given[:4], self._carry_in(given))  # type: ignore[assignment]
+        except Exception:  # whatever it is: kernels of other ranks wait for this one's
+            self.link.abandon()
+            raise
+        return found
+
+    def _record(self, tape: Tape, *tensors: Tensor | None) -> Tensors:
+        given = (*tensors[:4], None, tensors[4])
+        found = programs.scan(tape, self._call, *given)
+        self.launcher, self._entered = programs.find_launcher(self._call, given), None
+        return found
+
+    def finish(self, found: Outputs) -> tuple[Outputs, Tensor | None]:
+        """Return the outputs, and the carry-in that came from another rank, where a gradient reads it."""
+        entered = None
+        if self._reads_entered:
+            if self._entered is None:
+                self._entered = self.link.view_carry_in(self.kind, self._lines)
+            entered = self._entered.read()
+        return found if self._final is None else self._final.share(found), entered
+
+    @property
+    def follows(self) -> bool:
+        """Whether Python does something after the launch."""
+        return self._final is not None or self._reads_entered
+
+    def compute(self, given: Inputs, needs: Needs) -> tuple[Outputs, Tensors, tuple[int, int]]:
+        """Return the outputs, what is saved in the order of nodes in C++, and the place of the call."""
+        noted = self.note()
+        outputs, entered = self.finish(self.launch(given))
+        if not self.saves:
+            return outputs, (), noted
+        y = outputs[0] if self._keeps[4] else None
+        initial = self._constant if self._constant is not None else self._tensor_of(given)
+        return outputs, (*given[:3], initial, y, None, given.starts, entered), noted
+
+    # ---- backward
+
+    @property
+    def saves(self) -> bool:
+        """Whether the node saves tensors: where kernels read some, all inputs are for derivatives of higher order."""
+        there = (*[each is not None for each in self.kind.shapes], True, self.kind.indexed)
+        return self.kind.segmented or any(kept and given for kept, given in zip(self._keeps, there, strict=True))
+
+    @property
+    def saved_bits(self) -> int:
+        """What the node saves of x, mask, gate, initial, result, indices and starts, as bits."""
+        flags = (True, True, True, True, self._keeps[4], False, True) if self.saves else ()
+        return sum(flag << place for place, flag in enumerate(flags))
+
+    def differentiate(self, needs: Needs, saved: Tensors | None, grads: Tensors, noted: tuple[int, int]) -> Tensors:
+        """Return the gradients as ``NAMES``."""
+        grad, of_final = grads[0], grads[1] if len(grads) > 1 else None
+        *tensors, entered = saved or (None,) * 8
+        policy = self.scan.policy
+        if not torch.is_grad_enabled():
+            grad, of_final = self.begin(policy, noted, grad, of_final) or (grad, of_final)
+        return self(policy, (grad, of_final, *tensors), entered, noted)
+
+    def begin(
+        self, policy: str | None, noted: tuple[int, int], grad: Tensor | None, of_final: Tensor | None
+    ) -> tuple[Tensor, Tensor | None] | None:
+        """Note the pass, which is not recorded itself, for other ranks. Return its gradients if they are others now."""
+        self.order.note(self.scan.backward_message, noted[1])
+        if grad is not None and self._final is None:
+            return None
+        grad = self._gradient_or_zeros(grad)
+        if self._final is None:
+            return grad, of_final
+        try:
+            with resumed(policy):  # autograd runs backward passes in threads of its own
+                of_line = self._final.add_up(of_final)  # on all ranks, whether their losses depend on it or not
+        except Exception:  # whatever it is: kernels of other ranks wait for this one's
+            self.link.abandon()
+            raise
+        return grad, of_line if self.kind.final else None
+
+    def __call__(
+        self, policy: str | None, given: Tensors, entered: Tensor | None, noted: tuple[int, int]
+    ) -> tuple[Tensor | None, ...]:
+        """Return the gradients as ``NAMES``.
+
+        ``given`` is as in ``backward_pass``, without offsets; ``entered``: the carry-in that reached this rank. The
+        pass has begun unless it is recorded itself.
+        """
+        grad, of_final, x, mask, gate, initial, y, indices, starts = given
+        if torch.is_grad_enabled():
+            grads = (self._gradient_or_zeros(grad), of_final)[: 1 + self.scan.final]
+            likes = (self._like_x, None, None, self._like_initial if self._needs[3] else None)
+            leaves, device = (x, mask, gate, initial), self.link.device
+            return compose_gradients(
+                self.scan, grads, leaves, starts, self._number, self._needs, likes, device, noted[0]
+            )
+        assert grad is not None
+        own = initial if self.reads_initial else entered
+        read = zip((x, mask, gate, own, y, indices), self._keeps, strict=True)
+        kept = [each if wanted else None for each, wanted in read]
+        try:
+            passed = (grad, of_final, *kept, starts, None)
+            found, recipe = backward_pass(self.kind, self._own_needs, passed, policy)
+        except Exception:  # whatever it is: kernels of other ranks wait for this one's
+            self.link.abandon()
+            raise
+        if recipe is not None and self.adjoint is not None:
+            begin = initial if entered is None else entered
+            native.learn_gradient(self.adjoint, (grad, of_final, x, mask, gate, begin, y, indices, starts), recipe)
+        of_initial = found[3]
+        if self._needs[3] and of_initial is None:
+            assert self._like_initial is not None
+            of_initial = torch.zeros(self._like_initial[0], dtype=self._like_initial[1], device=grad.device)
+        return (*found[:3], of_initial)
+
+    def _gradient_or_zeros(self, grad: Tensor | None) -> Tensor:
+        """Return the gradient of the result."""
+        if grad is not None:
+            return grad
+        return torch.zeros(self._like_x[0], dtype=self.scan.result, device=self.link.device)
+
+    # ---- C++
+
+    def teach(self, asked: tuple[object, ...], given: Inputs) -> None:
+        """Let C++ serve calls like this one, which are known by ``asked``, if a launch has served it."""
+        launcher = self.launcher if self._launch.is_known else None
+        if launcher is None or not launcher.own or self._number is not None or not native.should_learn(self):
+            return
+        begin, adjoint = self.note, None
+        if self.scan.recorded:
+            self.adjoint = next(native.NUMBERS)
+            adjoint = self.adjoint, self.saved_bits, self, self.begin
+        call = native.LinkedCall(begin, self.finish if self.follows else None, adjoint)
+        group, final = self.scan.group, self.scan.final
+        native.learn_linked(asked, group, given.flat, launcher, final, call)
 
 
-def add_neutral_items(call: Call, given: Inputs) -> Inputs:
+def add_neutral_items(call: Call, result: torch.dtype, given: Inputs) -> Inputs:
     """Return the tensors of a rank without items with an item for each line that changes no state."""
     x, mask = given.x, given.mask
     if call.op in ("max", "min"):  # items that are masked out are the only ones that never give the value
         x, mask = (x, mask) if mask is None or mask.dtype == torch.bool else (x * mask, None)
         mask = torch.zeros((), dtype=torch.bool, device=x.device) if mask is None else mask
-    shape, x = x.shape, x.to(call.result)  # which holds the neutral item
+    shape, x = x.shape, x.to(result)  # which holds the neutral item
     x = torch.cat([x, _neutral_items(call, x)], call.dim)
 
     def lengthen(each: Tensor | None, value: int) -> Tensor | None:
@@ -242,16 +348,6 @@ def add_neutral_items(call: Call, given: Inputs) -> Inputs:
 
     mask = lengthen(mask, 0 if mask is not None and mask.dtype == torch.bool else 1)
     return given._replace(x=x, mask=mask, gate=lengthen(given.gate, 1), starts=lengthen(given.starts, 0))
-
-
-def _serve(call: Call, given: Inputs, record: Any) -> tuple[Tensor, ...]:
-    plain: Any = [each.resolve_conj().resolve_neg() if isinstance(each, Tensor) else each for each in given]
-    read = Inputs(*plain)
-    try:
-        return serve(call, read, eager=True, record=record)
-    except Exception:  # whatever it is: kernels of other ranks wait for this one's
-        call.link.abandon()
-        raise
 
 
 def _neutral_items(call: Call, x: Tensor) -> Tensor:

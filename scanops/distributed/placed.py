@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from scanops.codegen.operators import find_operator
 from scanops.distributed.groups import Group
-from scanops.distributed.sharded_scan import How, key_of, scan_shards
+from scanops.distributed.sharded_scan import scan_sharded
 from scanops.distributed.shards import is_exchanged
 from scanops.errors import UnsupportedRequest
 from scanops.ops.dispatch import run
@@ -23,6 +23,7 @@ from scanops.requests.call import Call
 from scanops.requests.checks import check_dim
 from scanops.requests.geometry import line_shape
 from scanops.requests.request import Inputs, check_request
+from scanops.requests.sharding import Sharding
 from scanops.torch_private import at_tracing
 
 __all__ = ["scan_placed"]
@@ -31,7 +32,9 @@ _BESIDE = ("mask", "gate", "starts")  # tensors of a scan that broadcast to x's 
 Placements = tuple[Any, ...]
 
 
-def scan_placed(call: Call, given: Inputs, how: How = How(), group: Any = None) -> Outputs:  # noqa: B008
+def scan_placed(
+    call: Call, given: Inputs, method: str = "auto", spans: str | None = None, group: Any = None
+) -> Outputs:
     """Return the outputs of a call with DTensors as DTensors, placed as x is; the carry-out as x's lines are.
 
     Operands are redistributed to lie as x does. x is gathered along the scanned dimension only where ranks cannot
@@ -42,7 +45,7 @@ def scan_placed(call: Call, given: Inputs, how: How = How(), group: Any = None) 
     mesh: Any = getattr(next(each for each in given if type(each).__name__ == "DTensor"), "device_mesh", None)
     tensors = [each for each in given._replace(offsets=None) if isinstance(each, Tensor)]
     if not all(isinstance(each, DTensor) and each.device_mesh == mesh for each in tensors) or (
-        group is not None or how.spans is not None
+        group is not None or spans is not None
     ):
         raise UnsupportedRequest(
             f"{who}: the tensors of a call must all be DTensors of one mesh, without group or spans",
@@ -67,8 +70,7 @@ def scan_placed(call: Call, given: Inputs, how: How = How(), group: Any = None) 
     call = replace(call, dim=dim)
     if axis is not None:
         along = _group(who, mesh, axis)
-        key = None if is_compiling() else key_of((who, call, how), read[:6])
-        found = scan_shards(who, lambda: (call, read), along, how, key, read)
+        found = scan_sharded(who, replace(call, sharding=Sharding(along, method)), read)
         if call.final:
             once = _Once.apply(found[-1], along.rank == 0)  # type: ignore[no-untyped-call]
             found = (*found[:-1], once)

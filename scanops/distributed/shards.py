@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -34,18 +33,16 @@ from scanops.requests.request import Inputs, Request, check_request
 from scanops.requests.segments import check_starts
 from scanops.requests.torch_state import autocast, runs_kernels
 from scanops.runtime import call_cache, native
-from scanops.runtime.launcher import Launcher
 
 __all__ = [
     "Carry",
-    "Folded",
-    "RepeatedScan",
     "Shard",
+    "back_over_ranks",
+    "call_of_entry",
+    "call_of_pairs",
     "find_entries",
-    "find_totals",
     "finish",
-    "fold",
-    "fold_back",
+    "fold_indices",
     "fold_recorded",
     "record_with",
     "shard_of",
@@ -55,15 +52,14 @@ __all__ = [
 ]
 
 States = tuple[Tensor, ...]
-MOST_MISSES = 8
 OTHERS = ("mask", "gate", "starts", "offsets", "initial")  # the tensors of a scan beside x
 # Reductions that read a shard once, where autograd does not record: in the dtype of the carry.
 REDUCED: dict[str, Callable[..., Tensor]] = {
-    "sum": lambda x, dim, dtype, out: torch.sum(x, dim, dtype=dtype, out=out),
-    "prod": lambda x, dim, dtype, out: torch.prod(x, dim, dtype=dtype, out=out),
-    "max": lambda x, dim, dtype, out: torch.amax(x, dim, out=out) if x.dtype == dtype else x.amax(dim).to(dtype),
-    "min": lambda x, dim, dtype, out: torch.amin(x, dim, out=out) if x.dtype == dtype else x.amin(dim).to(dtype),
-    "logcumsumexp": lambda x, dim, dtype, out: torch.logsumexp(x.to(dtype), dim, out=out),
+    "sum": lambda x, dim, dtype: torch.sum(x, dim, dtype=dtype),
+    "prod": lambda x, dim, dtype: torch.prod(x, dim, dtype=dtype),
+    "max": lambda x, dim, dtype: x.amax(dim).to(dtype),
+    "min": lambda x, dim, dtype: x.amin(dim).to(dtype),
+    "logcumsumexp": lambda x, dim, dtype: torch.logsumexp(x.to(dtype), dim),
 }
 _REDUCIBLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64)
 
@@ -163,7 +159,8 @@ class Shard:
     def without_memory(self) -> Shard:
         """Return the shard of tensors without memory, for what asks for no more than shapes and dtypes."""
         meta = [
-            None if each is None else torch.empty(each.shape, dtype=each.dtype, device="meta") for each in self.tensors
+            torch.empty(each.shape, dtype=each.dtype, device="meta") if isinstance(each, Tensor) else None
+            for each in self.tensors
         ]
         return replace(self, tensors=Inputs(*meta))  # type: ignore[arg-type]
 
@@ -220,71 +217,23 @@ def is_exchanged(row: Operator) -> bool:
     return row.of_elements or bool(row.indices) or row.name in ("linear", "logcumsumexp") or row.gives == "bool"
 
 
-def scan_local(call: Call, x: Tensor, out: Tensor | None = None, **others: Tensor | complex | None) -> Any:
-    """Return what the scan of one GPU gives, values in ``out``; ``others`` are named as in ``OTHERS``."""
-    tensors = (x, *(others.get(name) for name in OTHERS))
-    outs = (out, None) if find_operator(call.op).indices else (out,)
-    options = call.options()
-    if out is None and tensors[4] is None and native.served is not None and not is_dynamo_compiling():
-        found = native.served(tensors, options)
-        if found is not None:
-            return found
-    call, given, eager = call_of(tensors, outs, options)
-    results = run(call, given, outs, eager=eager)
-    return results if call.final or len(outs) > 1 else results[0]
+def scan_local(call: Call, x: Tensor, **others: Tensor | complex | None) -> Any:
+    """Return what the scan of one GPU gives; ``others`` are named as in ``OTHERS``."""
+    found = scan_again(call, call.options(), x, *[others.get(name) for name in OTHERS])  # type: ignore[arg-type]
+    return found if call.final or find_operator(call.op).indices else found[0]
 
 
-class RepeatedScan:
-    """A scan of one GPU that is computed again and again: by C++ where it is loaded, or the launch that served it.
-
-    What a launch depends on is compared where ``varies``; otherwise callers pass tensors of the same shape, strides,
-    dtype and alignment each time.
-    """
-
-    __slots__ = ("_call", "_facts", "_launcher", "_misses", "_options", "_varies")
-
-    def __init__(self, call: Call, *, varies: bool = False) -> None:
-        self._call, self._options, self._varies = call, call.options(), varies
-        self._misses = 0 if call.totals else MOST_MISSES  # that C++ may have, until it has learnt the call
-        self._launcher: Launcher | None = None
-        self._facts: Any = None
-
-    def __call__(self, *tensors: Tensor | None, outs: States = ()) -> States:
-        """Return the results for x, mask, gate, starts, offsets and initial.
-
-        They are in ``outs``, tensors of the same shapes and dtypes, where a launch has written them there.
-        """
-        if not outs and self._misses and native.served is not None:
-            served = native.served(tensors, self._options)
-            if served is not None:
-                return served if isinstance(served, tuple) else (served,)
-            self._misses -= 1
-            return _scan_six(self._call, *tensors)
-        launcher = self._launcher
-        if launcher is not None and (not self._varies or call_cache.facts(tensors) == self._facts):
-            if not outs:
-                return launcher.outputs(tensors)
-            launcher(tensors, outs)
-            return outs
-        launcher = None
-        if self._call.totals:
-            found, launcher = reduce_pairs(self._call, Inputs(*tensors))  # type: ignore[arg-type]
-        else:
-            found = _scan_six(self._call, *tensors)
-            call, given, eager = call_of(tensors, (None,), self._options)
-            known = call_cache.recall(call, given)[1] if eager else None
-            launcher = known and known.launcher
-        if launcher is not None and launcher.own:
-            self._launcher, self._facts = launcher, call_cache.facts(tensors) if self._varies else None
-        return found
-
-
-def _scan_six(call: Call, *tensors: Tensor | None, outs: States = ()) -> States:
-    """The results for x, mask, gate, starts, offsets and initial: in no case in ``outs``."""
+def scan_again(call: Call, options: tuple[Any, ...], *tensors: Tensor | None) -> States:
+    """Return the scan of one GPU of x, mask, gate, starts, offsets and initial; ``options`` are those of the call."""
     if call.totals:
         return reduce_pairs(call, Inputs(*tensors))[0]  # type: ignore[arg-type]
-    found = scan_local(call, tensors[0], **dict(zip(OTHERS, tensors[1:], strict=True)))  # type: ignore[arg-type]
-    return found if isinstance(found, tuple) else (found,)
+    if tensors[4] is None and native.served is not None and not is_dynamo_compiling():
+        found = native.served(tensors, options)
+        if found is not None:
+            return found if isinstance(found, tuple) else (found,)
+    outs = (None, None) if find_operator(call.op).indices else (None,)
+    made, given, eager = call_of(tensors, outs, options)
+    return run(made, given, outs, eager=eager)
 
 
 def reduce_pairs(call: Call, given: Inputs) -> tuple[States, Any]:
@@ -305,48 +254,30 @@ def totals(shard: Shard, *, recorded: bool = False) -> States:
     The value; of recurrences also the product of the gates, in pairs with the values where ``Shard.is_paired``; of
     ``cummax`` and ``cummin`` also the index in the shard, -1 for none; with segments also whether one begins in the
     shard, which hides what is carried in. ``recorded``: whether gradients are taken of the states, which so follow the
-    operator's own rules, and are in no pairs.
+    operator's own rules, and are in no pairs. Recurrences read gates and items once, where a kernel can read them
+    (``call_of_pairs``): its state is the value and the product of the gates. It accumulates in float64.
     """
-    return find_totals(shard, partial(partial, _scan_six), recorded=recorded)(*shard.tensors[:4])
-
-
-def find_totals(
-    shard: Shard, scan_by: Callable[[Call], Callable[..., States]], *, recorded: bool = False
-) -> Callable[..., States]:
-    """Return the function of x, mask, gate and starts that computes the states of ``totals``, for such tensors.
-
-    It writes those to the tensors ``into`` that can be written there, and returns all. ``scan_by`` returns the function
-    of six tensors that computes a call. Recurrences read gates and items once, where a kernel can read them: its state
-    is the value and the product of the gates. It accumulates in float64.
-    """
-    call, row, carry, six = shard.call, shard.row, shard.carry, (None, None)
-    _, mask, _, starts, *_ = shard.tensors
-    is_reduced = not recorded and mask is starts is None and not call.compensated and _is_reducible(shard)
-    selects = mask is not None and mask.dtype == torch.bool
+    call, carry, (x, mask, gate, starts, *_) = shard.call, shard.carry, shard.tensors
     is_paired = not recorded and shard.is_paired
-    has_pairs = is_paired and shard.is_reduced_to_pairs
-    scan, scan_pairs = scan_by(replace(call, exclusive=False, final=True)), scan_by(_call_of_pairs(shard))
-    shard = shard.without_memory()
-
-    def find(x: Tensor, mask: Tensor | None, gate: Tensor | None, starts: Tensor | None, into: States = ()) -> States:
-        if has_pairs and (pairs := scan_pairs(x, mask, gate, starts, *six, outs=into)):
+    if is_paired and shard.is_reduced_to_pairs:
+        pairs = scan_again(call_of_pairs(shard), (), x, mask, gate, starts, None, None)
+        if pairs:
             return pairs
-        if row.indices:
-            found = _last_of(replace(shard, tensors=shard.tensors._replace(x=x, mask=mask, starts=starts)))
-        elif is_reduced:
-            found = (REDUCED[row.name](x, call.dim, carry, into[0] if into else None),)
-        else:
-            found = (scan(x, mask, gate, starts, *six)[1].to(carry),)
-        if gate is not None:
-            found = (*found, _product_of_gates(shard, gate.expand(x.shape), mask if selects else None))
-        if is_paired:
-            value, product = found
-            return (torch.complex(value.double(), product),)
-        if starts is not None:
-            found = (*found, starts.expand(x.shape).any(call.dim))
-        return found
-
-    return find
+    found: States
+    if shard.row.indices:
+        found = _last_of(shard)
+    elif not recorded and mask is starts is None and not call.compensated and _is_reducible(shard):
+        found = (REDUCED[shard.row.name](x, call.dim, carry),)
+    else:
+        states = scan_local(replace(call, exclusive=False, final=True), x, mask=mask, gate=gate, starts=starts)
+        found = (states[1].to(carry),)
+    if gate is not None:
+        selects = mask if mask is not None and mask.dtype == torch.bool else None
+        found = (*found, _product_of_gates(shard, gate.expand(x.shape), selects))
+    if is_paired:
+        value, product = found
+        return (torch.complex(value.double(), product),)
+    return found if starts is None else (*found, starts.expand(x.shape).any(call.dim))
 
 
 def split_states(shard: Shard, states: States) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -359,7 +290,7 @@ def split_states(shard: Shard, states: States) -> tuple[Tensor, Tensor | None, T
     return value, others[0] if others else None, begins
 
 
-def _call_of_pairs(shard: Shard, op: str = "linear", *, turned: bool = False) -> Call:
+def call_of_pairs(shard: Shard, op: str = "linear", *, turned: bool = False) -> Call:
     """Return the call of one kernel that reduces lines to pairs, from their other end if ``turned``."""
     reverse = shard.call.reverse != turned
     return Call(op, shard.call.dim, reverse, final=True, dtype=shard.result, accumulate="float64", totals=True)
@@ -367,7 +298,7 @@ def _call_of_pairs(shard: Shard, op: str = "linear", *, turned: bool = False) ->
 
 def call_of_entry(shard: Shard) -> Call:
     """Return the call that reduces gradients of results to that of the carry-in, of a recurrence."""
-    return _call_of_pairs(shard, "linear" if shard.call.exclusive else "linear_gradient_of_terms", turned=True)
+    return call_of_pairs(shard, "linear" if shard.call.exclusive else "linear_gradient_of_terms", turned=True)
 
 
 def over_ranks(shard: Shard, *, reverse: bool = False) -> Call:
@@ -380,27 +311,18 @@ def over_ranks(shard: Shard, *, reverse: bool = False) -> Call:
     return replace(shard.call, dim=0, reverse=reverse, exclusive=False, dtype=dtype)
 
 
-class Folded(NamedTuple):
-    """The state of the line behind each position of scan order, stacked."""
+def fold_indices(
+    shard: Shard, value: Tensor, indices: Tensor, begins: Tensor | None, initial: Tensor | complex | None,
+    starts: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return the values of the line behind each position of scan order, and where in the line they come from.
 
-    after: Tensor
-    places: Tensor | None = None  # of ``cummax`` and ``cummin``: where in the line it comes from, -1 for nowhere
-
-
-def fold(shard: Shard, states: States, initial: Tensor | complex | None, starts: Sequence[int] | Tensor) -> Folded:
-    """Return the states of the line from those of all shards, in scan order; ``starts``: where shards begin."""
-    value, other, begins = split_states(shard, states)
-    call = over_ranks(shard)
-    given: dict[str, Any] = {"starts": begins, "initial": initial}
-    if shard.row.indices:
-        indices = other
-        assert indices is not None
-        after, ranks = scan_local(call, value, mask=indices >= 0, **given)[:2]
-        begin = starts if isinstance(starts, Tensor) else torch.tensor(starts, device=value.device)
-        places = indices + begin.to(indices.device).reshape(-1, *[1] * (indices.ndim - 1))
-        return Folded(after, torch.where(ranks >= 0, places.gather(0, ranks.clamp(min=0)), -1))
-    after = scan_local(call, value, gate=other, **given)
-    return Folded(after.to(shard.carry))
+    The states are those of all shards in scan order, of ``cummax`` and ``cummin``; ``starts``: where shards begin. A
+    place is -1 where a value comes from nowhere.
+    """
+    after, ranks = scan_local(over_ranks(shard), value, mask=indices >= 0, starts=begins, initial=initial)[:2]
+    places = indices + starts.to(indices.device).reshape(-1, *[1] * (indices.ndim - 1))
+    return after, torch.where(ranks >= 0, places.gather(0, ranks.clamp(min=0)), -1)
 
 
 def fold_recorded(
@@ -500,7 +422,7 @@ def find_entries(
     if shard.is_paired:
         _, mask, gate, *_ = shard.tensors
         if shard.has_paired_entries and grad.dtype == shard.result and runs_kernels((grad,)):
-            pairs = _scan_six(call_of_entry(shard), grad, mask, gate, None, None, None)
+            pairs = scan_again(call_of_entry(shard), (), grad, mask, gate, None, None, None)
             if pairs:
                 return pairs
         assert gate is not None
@@ -537,19 +459,8 @@ def _find_slopes(shard: Shard, total: States, before: Tensor) -> Tensor:
     return found
 
 
-def fold_back(slopes: Tensor | None, entries: Tensor, grad_final: Tensor | None, call: Call) -> tuple[Tensor, Tensor]:
-    """Return the gradients of the carry out of each shard in scan order, and of the line's initial value.
-
-    ``slopes`` are in the dtype of products of gates, None where they are 1; ``grad_final`` None is 0; ``call`` is that
-    of ``back_over_ranks``.
-    """
-    into = scan_local(call, entries, gate=slopes, initial=grad_final)
-    of_end = torch.zeros_like(into[0]) if grad_final is None else grad_final.to(into.dtype)
-    return torch.cat([into[1:], of_end.unsqueeze(0)]), into[0]
-
-
 def back_over_ranks(shard: Shard, *, reverse: bool) -> Call:
-    """Return the scan of ``fold_back`` over the ranks, whose results have the dtype of carries where they keep it."""
+    """Return the scan of the gradients of carries over the ranks, with results in the dtype of carries if they fit."""
     if not shard.has_slopes:
         return Call("sum", 0, reverse, dtype=shard.carry)
     if shard.is_paired:

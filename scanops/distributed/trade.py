@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from scanops.distributed.exchange import Message, digest_of, take_turn
+from scanops.distributed.exchange import Exchange, Message
 from scanops.distributed.groups import Group, pack, unpack
 from scanops.distributed.shards import record_with
 from scanops.torch_private import group_named
 
-__all__ = ["Exchange", "trade"]
+__all__ = ["TradeKey", "trade"]
 
 
-class Exchange:
+class TradeKey:
     """Which exchange of which call this is: equal on all ranks."""
 
     __slots__ = ("message", "name", "number")
@@ -28,14 +28,14 @@ class Exchange:
         self.number = number  # of the forward pass that this exchange belongs to
 
 
-def trade(group: Group, exchange: Exchange, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def trade(group: Group, key: TradeKey, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Return slice [this rank] of each tensor of every rank, stacked by rank; the first dimension is ranks.
 
     Differentiable to any order.
     """
     if is_compiling() and not any(each.requires_grad for each in tensors):  # Dynamo traces no node without a gradient
-        return _trade_now(group, exchange, tensors)
-    return tuple(_Trade.apply(group, exchange, *tensors))  # type: ignore[no-untyped-call]
+        return _trade_now(group, key, tensors)
+    return tuple(_Trade.apply(group, key, *tensors))  # type: ignore[no-untyped-call]
 
 
 class _Trade(torch.autograd.Function):
@@ -46,11 +46,11 @@ class _Trade(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, group: Group, exchange: Exchange, *tensors: Tensor) -> Any:
-        ctx.group, ctx.exchange, ctx.count = group, exchange, len(tensors)
+    def forward(ctx: Any, group: Group, key: TradeKey, *tensors: Tensor) -> Any:
+        ctx.group, ctx.key, ctx.count = group, key, len(tensors)
         ctx.traded = [k for k, each in enumerate(tensors) if each.is_floating_point() or each.is_complex()]
         ctx.save_for_backward(tensors[0])
-        found = _trade_now(group, exchange, tensors)
+        found = _trade_now(group, key, tensors)
         ctx.mark_non_differentiable(*[each for k, each in enumerate(found) if k not in ctx.traded])
         return found
 
@@ -58,30 +58,27 @@ class _Trade(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         (state,) = ctx.saved_tensors
         given = [record_with(state, grads[k]) for k in ctx.traded]
-        exchange = _derivative(ctx.exchange)
+        key = _derivative(ctx.key)
         # A compiler traces one derivative, and no node within the derivative of a node.
-        found = _trade_now(ctx.group, exchange, given) if is_compiling() else trade(ctx.group, exchange, given)
+        found = _trade_now(ctx.group, key, given) if is_compiling() else trade(ctx.group, key, given)
         of_input = dict(zip(ctx.traded, found, strict=True))
         return (None, None, *[of_input.get(k) for k in range(ctx.count)])
 
 
-def _derivative(exchange: Exchange) -> Exchange:
-    message = exchange.message
-    return Exchange(
-        exchange.name + ", backward", None if message is None else message.derive("backward"), exchange.number
-    )
+def _derivative(key: TradeKey) -> TradeKey:
+    message = key.message
+    return TradeKey(key.name + ", backward", None if message is None else message.derive("backward"), key.number)
 
 
-def _trade_now(group: Group, exchange: Exchange, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def _trade_now(group: Group, key: TradeKey, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     rows = torch.stack([pack([each[rank] for each in tensors]) for rank in range(group.size)])
     model = [(each.shape[1:], each.dtype) for each in tensors]
     if is_compiling():
-        return unpack(_operator(rows, group.process_group.group_name, exchange.name), model)
-    assert exchange.message is not None
-    with take_turn(group, exchange.message, group.device_of(rows)) as turn:
-        turn.number = exchange.number
-        found = turn.trade_rows(rows)
-    return unpack(found, model)
+        return unpack(_operator(rows, group.process_group.group_name, key.name), model)
+    assert key.message is not None
+    exchange = Exchange(group, key.message, rows.device)
+    exchange.number = key.number
+    return unpack(exchange.trade(rows), model)
 
 
 # ---- the same as one operator, which compilers leave as it is
@@ -92,10 +89,8 @@ def _operator(rows: Tensor, group: str, exchange: str) -> Tensor:
     """Send row r to rank r of a process group; ``exchange`` says what it is of."""
     named = group_named(group)
     along = Group(named, named.size(), named.rank())
-    parts = {"compiled call": exchange, "bytes": str(rows.shape[1])}
-    message = Message("a compiled scan", parts, digest_of(str(parts)))
-    with take_turn(along, message, along.device_of(rows)) as turn:
-        return turn.trade_rows(rows).clone()
+    parts = {"compiled call": f"the compiled {exchange}", "bytes": f"{rows.shape[1]} bytes"}
+    return Exchange(along, Message.describe("a compiled scan", parts), rows.device).trade(rows).clone()
 
 
 @_operator.register_fake

@@ -10,15 +10,16 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from scanops.requests.sharding import Sharding
+
 __all__ = ["OPEN", "Placement", "find_placement", "open_block"]
 
 
 class Placement(NamedTuple):
-    """A group of ranks that dimensions are sharded over: ``group`` and ``how`` are those of ``scanops.distributed``."""
+    """Dimensions, and the ranks that they are sharded over."""
 
-    group: Any
+    sharding: Sharding
     dims: tuple[int, ...]
-    how: Any
 
     def covers(self, dim: Any, rank: int) -> bool:
         """Return whether a dimension of a tensor of so many dimensions is sharded."""

@@ -69,16 +69,24 @@ def recall(call: Call | Key, inputs: Inputs | FusedInputs) -> tuple[Key | None, 
 
     ``call`` may be what a fused call is known by before its functions are traced.
     """
-    if isinstance(call, Call) and not call.hashable:
-        return None, None
+    key = key_of(call, inputs)
     try:
-        key: Key = (call, environment.SCOPED.get(), *facts(inputs.flat))
-        known = CALLS.get(key)
-    except _LEFT_TO_CHECKS:
+        known = None if key is None else CALLS.get(key)
+    except TypeError:  # an option that has no hash
         return None, None
     if known is not None and not known.launcher.own and is_superseded((known.launcher,)):
         known = None
     return key, known
+
+
+def key_of(call: Call | Key, inputs: Inputs | FusedInputs) -> Key | None:
+    """Return what is equal of equal calls: of one GPU, of fused and of sharded scans; None without such a key."""
+    if isinstance(call, Call) and not call.hashable:
+        return None
+    try:
+        return (call, environment.SCOPED.get(), *facts(inputs.flat))
+    except _LEFT_TO_CHECKS:
+        return None
 
 
 def remember(cache: dict[Key, Value], key: Key, value: Value) -> bool:

@@ -20,7 +20,7 @@ from scanops.runtime.launcher import Launcher
 class Step(NamedTuple):
     """One launch, or one operator of PyTorch, of a backward pass."""
 
-    compute: Callable[[Any], tuple[torch.Tensor, ...]]  # from the tensors it reads
+    compute: Callable[[Any], Tensors]  # from the tensors it reads
     reads: tuple[int, ...]  # positions on the tape; 0 is None, then come the tensors that the pass is given
     launcher: Launcher | None  # of a launch; None for an operator of PyTorch
 
@@ -92,6 +92,18 @@ class Tape:
         self._steps.append(Step(lambda read: (compute(*read[:count]),), self._places((*given, None)), None))
         self._tape.append(found)
         return found
+
+    def call(self, compute: Callable[..., tuple[torch.Tensor | None, ...]], *given: torch.Tensor | None) -> Tensors:
+        """Compute several tensors, some of which may be None, and record the step."""
+        found = compute(*given)
+        self.record(compute, given, found)
+        return found
+
+    def record(self, compute: Callable[..., Tensors], given: Tensors, found: Tensors) -> None:
+        """Record the step that has computed ``found`` from ``given``."""
+        count = len(given)
+        self._steps.append(Step(lambda read: compute(*read[:count]), self._places((*given, None, None)), None))
+        self._tape += found
 
     def view(self, compute: Callable[..., torch.Tensor], given: torch.Tensor) -> torch.Tensor:
         """Compute a view that begins where ``given`` begins: no step, because a launch reads the same address."""

@@ -40,7 +40,7 @@ def test_cells_that_no_time_is_left_for(tmp_path: Path) -> None:
 
 def test_checks_and_calls_that_differ(tmp_path: Path) -> None:
     checks = rows_of(tmp_path, "--checks", "--requests", "20")
-    assert [row["check"] for row in checks] == ["graph", "blocks", "refused", "backward order", "requests"]
+    assert [row["check"] for row in checks] == ["graph", "errors", "backward order", "requests"]
     assert checks[-1]["said"].startswith("20 calls")
     (tmp_path / "rows.jsonl").unlink()
     trials = rows_of(tmp_path, "--mismatches", "4")

@@ -22,7 +22,7 @@ import scanops.nn
 from benchmarks.sharded_calls import LAYOUTS, OPERATORS, VARIANTS, WORLDS, Request, answer, difference, small_request
 from scanops.distributed.groups import Group
 from scanops.errors import PeerLost, PeerMismatch, UnsupportedRequest
-from tests.distributed.kinds import every_kind
+from tests.distributed.kinds import every_kind, problems_before_the_exchange
 
 DTYPE = torch.float64
 CALLS = 3  # of each request: the first finds what the others repeat
@@ -136,43 +136,50 @@ def every_request(rank: int, wanted: Expected) -> None:
 
 
 def calls_that_differ(rank: int, wanted: Expected) -> None:
-    """Every rank gets a typed error that names what differs, and the group serves the next call."""
+    """Every rank gets a typed error that names its own call, and the group serves the next call."""
     if rank >= 4:
         return
     group, x, odd = GROUPS[4], torch.ones(2, 3), rank == 1
-    differences: dict[str, dict[str, Any]] = {  # a word of the message on every rank -> what one rank does otherwise
-        "check must be 'first', 'always' or 'never'": {"check": "sometimes"},
+    given = {"x": x, "op": "sum", "dim": 1, "group": group}
+    differences: dict[str, dict[str, Any]] = {  # words of the odd rank's own call -> what it does otherwise
+        "two of 1 items a rank": {"spans": "head_tail", "x": x[:, :2]},
+        "op='prod'": {"op": "prod"},
+        "dim=1 of 3": {"x": x.reshape(2, 3, 1)},
+        r"lines of shape \(1,\)": {"x": x[:1]},
+        "torch.float64 to torch.float64": {"x": x.double()},
+        "reverse=True": {"reverse": True},
+        "starts": {"segment_starts": x > 1},
+        "initial=1.0": {"initial": 1.0},
+        r"offsets of shape \(2,\)": {"offsets": torch.tensor([0, 12])},
+        "gradients of x": {"x": x.clone().requires_grad_()},
+    }
+    for message, changed in differences.items():
+        own = f"rank 1 calls (.|\n)*{message}(.|\n)*ranks .0, 2, 3. differ" if odd else "ranks .1. differ from it"
+        with pytest.raises(PeerMismatch, match=own):
+            sd.scan(**given | (changed if odd else {}))
+        assert torch.equal(sd.scan(**given)[:, -1], torch.full((2,), 3.0 * (rank + 1)))
+    errors: dict[str, dict[str, Any]] = {
         "method must be 'auto', 'onepass' or 'twopass'": {"method": "chain"},
         "offsets must be a tensor": {"offsets": [0, 12]},
         "spans must be None or 'head_tail'": {"spans": [[(0, 9)]] * 4},
-        "an even number of items|spans must be": {"spans": "head_tail"},
-        "ranks differ in spans": {"spans": "head_tail", "x": x[:, :2]},
+        "an even number of items": {"spans": "head_tail"},
         "dim must be from": {"dim": 7},
         "an operator of one tensor": {"op": "linear"},
-        "operator": {"op": "prod"},
-        "dimension": {"x": x.reshape(2, 3, 1)},
-        "lines": {"x": x[:1]},
-        "dtypes": {"x": x.double()},
-        "options": {"reverse": True},
-        "operands": {"segment_starts": x > 1},
-        "initial": {"initial": 1.0},
-        "offsets": {"offsets": torch.tensor([0, 12])},
         "mutually exclusive": {"offsets": torch.tensor([0, 12]), "segment_starts": x > 1},
-        "gradients": {"x": x.clone().requires_grad_()},
+        "group must be": {"group": 3},
+        "must rise": {"offsets": torch.tensor([0, 13])},
     }
-    given = {"x": x, "op": "sum", "dim": 1, "group": group}
-    for message, changed in differences.items():
-        with pytest.raises(UnsupportedRequest if odd else PeerMismatch, match=message):
-            sd.scan(**given | (changed if odd else {}))
-        assert torch.equal(sd.scan(**given)[:, -1], torch.full((2,), 3.0 * (rank + 1)))
+    for message, changed in errors.items():  # on all ranks, and on one: nothing is sent before
+        for who in ("all", "one") if "must rise" not in message else ("all",):
+            if who == "all" or odd:
+                with pytest.raises(UnsupportedRequest, match=message):
+                    sd.scan(**given | changed)
+            assert torch.equal(sd.scan(**given)[:, -1], torch.full((2,), 3.0 * (rank + 1)))
     for name in ("complete", "out", "chunk", "map", "then", "revers"):  # what a sharded scan does not have
         with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
             sd.scan(**given | {name: None})
-    for message, changed in {"group must be": {"group": 3}, "must rise": {"offsets": torch.tensor([0, 13])}}.items():
-        with pytest.raises(UnsupportedRequest, match=message):
-            sd.scan(**given | changed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("scanops.distributed.sharded_scan.is_captured", lambda x: True)
+        patch.setattr("scanops.distributed.sharded_scan.is_captured", lambda device: True)
         with pytest.raises(UnsupportedRequest, match="CUDA graph cannot hold"):
             sd.scan(**given)
     head_tail = torch.arange(16.0).reshape(8, 2)[[rank, 7 - rank]].flatten()
@@ -255,6 +262,10 @@ def ranks_that_leave(rank: int, wanted: Expected) -> None:
     """A rank that is late and one that ends: a typed error within the timeout on those that wait."""
     dist.barrier()  # on a busy machine a rank may be seconds behind, and these groups would not be made
     late, dead = (dist.new_group(members, timeout=timedelta(seconds=2)) for members in ((0, 1), (2, 3, 4)))
+    meet = dist.new_group((5, 6))
+    lame = [dist.new_group((5, 6), timeout=timedelta(seconds=2)) for _ in range(2)]
+    if rank in (5, 6):
+        problems_before_the_exchange(rank - 5, meet, lame)
     if rank > 4:
         return
     if rank == 1:

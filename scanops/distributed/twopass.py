@@ -1,0 +1,442 @@
+"""Method ``twopass``: the program of a call, and that of its backward pass.
+
+Forward, each rank reduces its shard to one state per line, ranks exchange the states and scan them, and each scans its
+shard with the carry-in that follows. Backward, the gradients of carries-in are exchanged, which give those of
+carries-out; the scan of one GPU whose carry-in is an input and whose carry-out is a result has the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from scanops.distributed import programs, shards
+from scanops.distributed.composed import compose_gradients
+from scanops.distributed.exchange import Exchange
+from scanops.distributed.prepared import Prepared
+from scanops.distributed.programs import Program
+from scanops.distributed.shards import Carry, Shard
+from scanops.distributed.spans import in_order_of
+from scanops.ops.backward import keeps
+from scanops.ops.node import backward_pass
+from scanops.requests.geometry import line_shape
+from scanops.requests.request import Inputs, Needs, RequestKind, Tensors, check_request
+from scanops.requests.segments import check_offsets
+from scanops.requests.torch_state import runs_kernels
+from scanops.runtime import call_cache
+from scanops.runtime.policies import resumed
+from scanops.runtime.recipes import Tape
+
+__all__ = ["TwoPass"]
+
+Outputs = tuple[Tensor, ...]
+ENTRY = (False, False, False, True)  # the gradient of the carry-in alone
+MOST_BACKWARD = 16  # programs of backward passes of a call: of gradients of so many strides
+
+
+class Span(NamedTuple):
+    """What the gradients of one span of a rank read, with the carry into it as an input of its scan."""
+
+    kind: RequestKind  # of the span's scan, whose carry-out is used
+    needs: Needs  # which gradients are asked for of results and carry-out: that of the carry-in is exchanged before
+    keep: tuple[bool, ...]  # which of x, mask, gate, carry-in, results and indices these read
+    keep_entry: tuple[bool, ...]  # likewise the gradient of the carry-in
+    reads_before: bool  # whether the carry-in is saved
+    reads_results: bool
+    reads_total: bool  # whether the states that this rank has sent are saved
+
+    def pull_back(self, grad: Tensor, of_final: Tensor | None, saved: Tensors, policy: str | None) -> Tensors:
+        """Return the gradients of x, mask and gate; with ``of_final`` None that of the carry-in alone, and 3 None.
+
+        ``saved`` are x, mask, gate, carry-in, results, None, head flags and None.
+        """
+        needs, keep = (self.needs, self.keep) if of_final is not None else (ENTRY, self.keep_entry)
+        kept = [each if wanted else None for each, wanted in zip(saved[:6], keep, strict=True)]
+        return backward_pass(self.kind, needs, (grad, of_final, *kept, *saved[6:]), policy)[0]
+
+
+class TwoPass:
+    """The programs of equal calls in two passes."""
+
+    def __init__(self, scan: Prepared, given: Inputs) -> None:
+        flagged = given.starts is not None or given.offsets is not None
+        shard, group = scan.shard_with(given).without_memory(), scan.group
+        if given.offsets is not None:  # which head flags take the place of
+            flags = torch.empty(scan.shape, dtype=torch.bool, device="meta")
+            shard = replace(shard, tensors=shard.tensors._replace(starts=flags, offsets=None))
+        self.scan, self._shard, self._layout, self._width = scan, shard, scan.layout, scan.layout.width
+        device, initial = given.x.device, given.initial
+        rising = list(range(len(scan.layout.rows)))
+        # States lie in the order of ranks: where scan order is that backwards they are scanned in reverse, but for
+        # flags, which are read in one direction, and for indices.
+        self._is_backwards = list(scan.layout.rows) == rising[::-1] and not (flagged or shard.row.indices)
+        self._is_ordered = self._is_backwards or list(scan.layout.rows) == rising
+        self._exchange = Exchange(
+            group, scan.message, device, shard.length, shard.model, partial(shards.split_states, shard),
+            width=self._width, follows=given.offsets is not None,
+        )  # fmt: skip
+        model = [*shard.backward_model, *[(shard.lines, scan.carry)] * scan.final]
+        self._backward = Exchange(
+            group, scan.backward_message, device, shard.length, model, partial(_split_gradients, shard, scan.final),
+            width=self._width,
+        )  # fmt: skip
+        self._fold_carry = shard.wide if shard.row.gated else scan.carry
+        # The carry-in of the line where it is a number, as the scan over ranks and that of the first span read it.
+        self.number = None if isinstance(initial, Tensor) else initial
+        self._has_initial = initial is not None
+        self._constants: tuple[Tensor | None, ...] = (None, None)
+        if self.number is not None:
+            of_ranks = torch.full((), self.number, dtype=self._fold_carry, device=device)
+            self._constants = of_ranks, torch.full(shard.lines, self.number, dtype=scan.carry, device=device)
+        self._like_x, self._like_initial = (scan.shape, given.x.dtype), None
+        if isinstance(initial, Tensor):
+            self._like_initial = (initial.shape, initial.dtype)
+        self._device = device
+        self._spans: dict[Needs, tuple[Span, ...]] = {}
+        self._forwards: dict[Needs | None, Program] = {}
+        self._backwards: dict[object, Program] = {}
+
+    # ---- forward
+
+    def compute(self, given: Inputs, needs: Needs) -> tuple[Outputs, Tensors, int]:
+        """Return the outputs, what the node saves, and the number of the exchange."""
+        outputs, saved = self.run(given, needs)
+        return outputs, self._list_kept(given, saved), self.scan.group.ledger.count
+
+    def run(self, given: Inputs, needs: Needs | None = None) -> tuple[Outputs, Tensors]:
+        """Return the outputs, and what gradients ``needs`` read."""
+        program = self._forwards.get(needs)
+        if program is None:
+            program = self._forwards[needs] = Program(partial(self._record, needs))
+        initial = given.initial if self.number is None else None
+        found = program(*given[:5], initial, *self._constants)
+        count = 1 + bool(self._shard.row.indices) + self.scan.final
+        outputs: Outputs = found[:count]  # type: ignore[assignment]
+        return outputs, found[count:]
+
+    def _record(
+        self, needs: Needs | None, tape: Tape, x: Tensor, mask: Tensor | None, gate: Tensor | None,
+        starts: Tensor | None, offsets: Tensor | None, initial: Tensor | None, of_ranks: Tensor | None,
+        of_lines: Tensor | None,
+    ) -> Tensors:  # fmt: skip
+        scan, dim, row, begins = self.scan, self.scan.call.dim, self._shard.row, None
+        if offsets is not None:
+            (lengths,) = tape.call(self._exchange.begin, offsets)
+            starts, begins = tape.call(self._place_flags, x, offsets, lengths)
+        parts = self._split(tape, x, mask, gate, starts)
+        totals = [self._find_totals(tape, *part) for part in parts]
+        lengths, *states = tape.call(self._exchange.send, *[each for total in totals for each in total])
+        if row.indices and begins is None:
+            (begins,) = tape.call(self._find_starts, lengths)
+        if not self._is_ordered:
+            states = list(tape.call(partial(_reorder, self._layout.rows), *states))
+        if initial is not None:
+            (of_ranks,) = tape.call(partial(_convert, self._fold_carry), initial)
+        after = places = None
+        if row.indices:
+            after, places = tape.call(self._fold_indices, *states, of_ranks, begins)
+        elif scan.final or self._layout.positions != (0,):
+            over = shards.over_ranks(self._shard, reverse=self._is_backwards)
+            value, other, flags = states
+            (after,) = programs.scan(tape, over, value, None, other, flags, None, of_ranks)
+        befores, results = [], []
+        for part, position in zip(parts, self._layout.positions, strict=True):
+            before = of_lines
+            if position:
+                (before,) = tape.call(partial(_take, self._place(position - 1), scan.carry), after)
+            elif initial is not None and scan.is_first:
+                (before,) = tape.call(partial(_spread, self._shard.lines, scan.carry), initial)
+            if row.indices:
+                results.append(tape.call(partial(self._finish, position), *part, before, places, begins))
+            else:
+                results.append(programs.scan(tape, scan.call, *part, None, before))
+            befores.append(before)
+        outputs = results[0]
+        if len(results) > 1:
+            each_of = zip(*results, strict=True)
+            outputs = tuple([tape.call(partial(_join, dim), *each)[0] for each in each_of])
+        if scan.final:
+            (final,) = tape.call(partial(_copy, self._place(len(self._layout.rows) - 1), scan.carry), after)
+            outputs = (*outputs, final)
+        if needs is None:
+            return outputs
+        saved: Tensors = ()
+        if not self._shard.is_plain_sum:
+            saved = self._list_saved(needs, (x, mask, gate, starts), befores, results, totals)
+        return (*outputs, *saved)
+
+    def _list_saved(
+        self, needs: Needs, tensors: Tensors, befores: Sequence[Tensor | None], results: Sequence[Tensors],
+        totals: Sequence[Tensors],
+    ) -> Tensors:  # fmt: skip
+        """Return head flags, and of each span its carry-in, results and states, as far as gradients read them."""
+        shard = self.scan.shard_with(Inputs(*tensors))  # type: ignore[arg-type]
+        spans = self._spans[needs] = self._find_spans(shard, befores, needs)
+        read: list[Tensor | None] = [tensors[3]]
+        for span, before, result, total in zip(spans, befores, results, totals, strict=True):
+            read += [before if span.reads_before else None, result[0] if span.reads_results else None]
+            read += total if span.reads_total else [None] * len(total)
+        return tuple(read)
+
+    def _find_spans(self, shard: Shard, befores: Sequence[Tensor | None], needs: Needs) -> tuple[Span, ...]:
+        valued, asked, found = shard.valued, (*needs[:3], False), []
+        for part, before in zip(self.scan.parts(valued), befores, strict=True):
+            call = replace(valued.call, final=True)
+            kind = RequestKind(check_request(call, part.tensors._replace(offsets=None, initial=before)))
+            kind.lasts = True
+            keep, keep_entry = keeps(kind, asked), keeps(kind, ENTRY)
+            generic = valued.has_slopes and not valued.is_paired
+            reads_before = keep[3] or generic or (keep_entry[3] and valued.has_slopes)
+            reads_results = not shard.row.indices and (keep[4] or (keep_entry[4] and valued.has_slopes))
+            found.append(Span(kind, asked, keep, keep_entry, reads_before, reads_results, generic))
+        return tuple(found)
+
+    def _split(self, tape: Tape, *tensors: Tensor | None) -> list[Tensors]:
+        """Return x, mask, gate and head flags of each span of this rank."""
+        if self._width == 1:
+            return [tensors]
+
+        def split(*tensors: Tensor | None) -> Tensors:
+            parts = self.scan.parts(self.scan.shard_with(Inputs(*tensors)))  # type: ignore[arg-type]
+            return tuple([each for part in parts for each in part.tensors[:4]])
+
+        found = tape.call(split, *tensors)
+        return [found[4 * span : 4 * span + 4] for span in range(self._width)]
+
+    def _find_totals(self, tape: Tape, *part: Tensor | None) -> Tensors:
+        shard = self.scan.shard_with(Inputs(*part))  # type: ignore[arg-type]
+        if shard.is_reduced_to_pairs:
+            pairs = programs.scan(tape, shards.call_of_pairs(shard), *part, None, None)
+            if pairs:
+                return pairs
+        return tape.call(lambda *part: shards.totals(self.scan.shard_with(Inputs(*part))), *part)
+
+    def _place(self, position: int) -> int:
+        """Return where the state at a position of scan order is among those of all ranks."""
+        return len(self._layout.rows) - 1 - position if self._is_backwards else position
+
+    def _find_starts(self, lengths: Tensor) -> tuple[Tensor]:
+        """Return where the span at each position begins in the line."""
+        layout, reverse = self._layout, self.scan.call.reverse
+        if layout.half is not None:
+            return (layout.starts_on(self._device, reverse),)
+        return (layout.starts_of(lengths, reverse).to(self._device),)
+
+    def _place_flags(self, x: Tensor, offsets: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Return head flags in place of offsets, and where spans begin. Raises for positions that are not of a line."""
+        if lengths.is_cpu:  # all ranks have the same positions, and know the lengths
+            line = offsets.new_empty(1).expand(int(lengths.sum()))
+            check_offsets(self.scan.message.who, offsets, line, 0)
+        (begins,) = self._find_starts(lengths)
+        return self.scan.place_flags(x, offsets, begins), begins
+
+    def _fold_indices(
+        self, value: Tensor, indices: Tensor, flags: Tensor | None, initial: Tensor | None, begins: Tensor
+    ) -> Tensors:
+        return shards.fold_indices(self._shard, value, indices, flags, initial, begins)
+
+    def _finish(self, position: int, *given: Tensor | None) -> Tensors:
+        """Return values and indices of a span."""
+        *part, before, places, begins = given
+        assert begins is not None and places is not None
+        carry = Carry(before, places[-1], places[position - 1] if position else None)
+        return shards.finish(self.scan.shard_with(Inputs(*part)), carry, begins[position])  # type: ignore[arg-type]
+
+    # ---- backward
+
+    def _list_kept(self, given: Inputs, saved: Tensors) -> Tensors:
+        """Return what a node saves: what the backward pass reads, and inputs for derivatives of higher order."""
+        initial = given.initial if self.number is None else None
+        if self._shard.is_plain_sum:
+            return (None, None, None, initial)
+        return (*given[:3], initial, *saved)  # type: ignore[return-value]
+
+    def differentiate(self, needs: Needs, saved: Tensors | None, grads: Tensors, noted: int) -> Tensors:
+        """Return the gradients as ``NAMES``; ``noted`` is the number of the forward pass."""
+        scan, (x, mask, gate, initial, *others) = self.scan, saved or (None,) * 4
+        starts = others[0] if others else None
+        if torch.is_grad_enabled():
+            outputs = (grads[0], *grads[2:]) if self._shard.row.indices else grads
+            likes = (self._like_x, None, None, None)
+            leaves = (x, mask, gate, initial)
+            return compose_gradients(scan, outputs, leaves, starts, self.number, needs, likes, self._device, noted)
+        grad, of_final = grads[0], grads[-1] if scan.final else None
+        if grad is None:
+            grad = torch.zeros((), dtype=scan.result, device=self._device).expand(scan.shape)
+        if scan.final:
+            of_final = self._zeros() if of_final is None else of_final.contiguous()
+        try:
+            key: object = (needs, *call_cache.facts((grad, of_final)))
+            program = self._backwards.get(key)
+        except (TypeError, RuntimeError):  # a gradient without strides
+            key = program = None
+        if program is None:
+            program = Program(partial(self._record_backward, needs))
+            if len(self._backwards) >= MOST_BACKWARD:
+                self._backwards.clear()
+            if key is not None:
+                self._backwards[key] = program
+        self._backward.number = noted
+        with resumed(scan.policy):  # autograd runs backward passes in threads of its own
+            *found, of_initial = program(grad, of_final, x, mask, gate, *others)
+        if not needs[3]:
+            return (*found, None)
+        assert self._like_initial is not None and of_initial is not None
+        # The first rank's alone, and no memory of the exchange.
+        shape, dtype = self._like_initial
+        of_initial = of_initial if scan.is_first else torch.zeros_like(of_initial)
+        return (*found, of_initial.sum_to_size(shape).to(dtype, copy=True))
+
+    def _zeros(self) -> Tensor:
+        return torch.zeros(line_shape(self.scan.shape, self.scan.call.dim), dtype=self.scan.carry, device=self._device)
+
+    def _record_backward(
+        self, needs: Needs, tape: Tape, grad: Tensor, of_final: Tensor | None, x: Tensor | None, mask: Tensor | None,
+        gate: Tensor | None, starts: Tensor | None = None, *saved: Tensor | None,
+    ) -> Tensors:  # fmt: skip
+        scan, dim, shard = self.scan, self.scan.call.dim, self._shard
+        is_plain, width = shard.is_plain_sum, self._width
+        pieces: Tensors = (grad,)
+        if width > 1:
+            lengths = self._layout.lengths_of(shard.length)
+            pieces = tape.call(lambda grad: tuple(each.contiguous() for each in grad.split(lengths, dim)), grad)
+        parts: list[Tensors] = [(None,) * 4] * width if is_plain else self._split(tape, x, mask, gate, starts)
+        of_span = len(saved) // width  # the carry-in, the results, and states
+        each_of: list[Tensors] = [saved[span * of_span : (span + 1) * of_span] for span in range(width)]
+        states: list[Tensor | None] = []
+        for span, (piece, part, kept) in enumerate(zip(pieces, parts, each_of, strict=True)):
+            states += self._find_entries(needs, tape, span, piece, part, kept)
+            if scan.final:  # the gradient of the carry-out is a state of the first span
+                states += [of_final] if span == 0 else tape.call(lambda each: (torch.zeros_like(each),), of_final)
+        _, entries, slopes, finals = tape.call(self._backward.send, *states)
+        if not self._is_ordered:
+            entries, slopes, finals = tape.call(partial(_reorder, self._layout.rows), entries, slopes, finals)
+        of_line = None
+        if finals is not None:
+            assert entries is not None
+            (of_line,) = tape.call(partial(_add_up, entries.dtype), finals)
+        over = shards.back_over_ranks(shard, reverse=not self._is_backwards)
+        (after,) = programs.scan(tape, over, entries, None, slopes, None, None, of_line)
+        (of_initial,) = tape.call(partial(_take, self._place(0), scan.carry), after)
+        if not any(needs[:3]):
+            return (None, None, None, of_initial)
+        found = []
+        for span, (piece, part, kept) in enumerate(zip(pieces, parts, each_of, strict=True)):
+            behind = self._layout.positions[span] + 1
+            if behind < len(self._layout.rows):
+                (into,) = tape.call(partial(_take, self._place(behind), scan.carry), after)
+            elif of_line is not None:
+                (into,) = tape.call(partial(_convert, scan.carry), of_line)
+            else:
+                (into,) = tape.call(lambda: (self._zeros(),))
+            if is_plain:
+                back = replace(scan.call, reverse=not scan.call.reverse, dtype=scan.result)
+                found.append((*programs.scan(tape, back, piece, None, None, None, None, into), None, None))
+            else:
+                found.append(tape.call(partial(self._pull_back, needs, span), piece, into, *part, *kept[:2]))
+        if width == 1:
+            return (*found[0], of_initial)
+        operands = (None, mask, gate)
+        whole = [
+            None if each[0] is None else tape.call(partial(_join_gradients, dim, len(scan.shape)), operand, *each)[0]
+            for operand, each in zip(operands, zip(*found, strict=True), strict=True)
+        ]
+        return (*whole, of_initial)
+
+    def _find_entries(
+        self, needs: Needs, tape: Tape, span: int, piece: Tensor | None, part: Tensors, kept: Tensors
+    ) -> Tensors:
+        """Return the states of ``shards.find_entries`` of a span."""
+        shard, dim = self._shard.valued, self.scan.call.dim
+        assert piece is not None
+        if not shard.has_slopes:
+            return tape.call(lambda piece: (piece.sum(dim, dtype=self.scan.carry),), piece)
+        valued = self.scan.shard_with(Inputs(*part)).valued  # type: ignore[arg-type]
+        if kept[0] is not None and valued.has_paired_entries and piece.dtype == shard.result and runs_kernels((piece,)):
+            call, (_, mask, gate, _) = shards.call_of_entry(valued), part
+            pairs = programs.scan(tape, call, piece, mask, gate, None, None, None)
+            if pairs:
+                return pairs
+        return tape.call(partial(self._compute_entries, needs, span), piece, *part, *kept)
+
+    def _compute_entries(self, needs: Needs, span: int, piece: Tensor, *given: Tensor | None) -> Tensors:
+        part, (before, results, *total) = given[:4], given[4:]
+        valued = self.scan.shard_with(Inputs(*part)).valued  # type: ignore[arg-type]
+        if self._shard.row.indices:
+            del total[1:2]
+
+        def pull_back(piece: Tensor) -> Tensor:
+            saved = self._list_read(self._spans[needs][span], part, before, results)
+            found = self._spans[needs][span].pull_back(piece, None, saved, self.scan.policy)[3]
+            return torch.zeros(valued.lines, dtype=self.scan.carry, device=piece.device) if found is None else found
+
+        return shards.find_entries(valued, piece, before, tuple(total), pull_back)  # type: ignore[arg-type]
+
+    def _pull_back(self, needs: Needs, span: int, piece: Tensor, into: Tensor, *given: Tensor | None) -> Tensors:
+        """Return the gradients of x, mask and gate of a span, from those of its results and its carry-out."""
+        *part, before, results = given
+        of_span = self._spans[needs][span]
+        saved = self._list_read(of_span, part, before, results)
+        return of_span.pull_back(piece, into, saved, self.scan.policy)[:3]
+
+    def _list_read(
+        self, span: Span, part: Sequence[Tensor | None], before: Tensor | None, results: Tensor | None
+    ) -> Tensors:
+        """Return what the gradients of a span may read."""
+        x, mask, gate, starts = part
+        if self._shard.row.indices and (span.keep[4] or span.keep_entry[4]):  # the values alone
+            assert x is not None
+            call = self._shard.valued.call
+            results = shards.scan_local(call, x, mask=mask, gate=gate, starts=starts, initial=before)
+        # Those of several spans may be views, which kernels do not read.
+        return (x, mask, gate, before, None if results is None else results.contiguous(), None, starts, None)
+
+
+# ---- steps
+
+
+def _split_gradients(shard: Shard, has_final: bool, states: Outputs) -> Tensors:
+    entries, slopes = shards.split_gradients(shard, states)
+    return entries, slopes, states[-1] if has_final else None
+
+
+def _reorder(rows: Sequence[int], *states: Tensor | None) -> Tensors:
+    return tuple([None if each is None else in_order_of(rows, each) for each in states])
+
+
+def _convert(dtype: torch.dtype, tensor: Tensor) -> Outputs:
+    return (tensor.to(dtype),)
+
+
+def _take(place: int, dtype: torch.dtype, states: Tensor) -> Outputs:
+    found = states[place]
+    return (found if found.dtype == dtype else found.to(dtype),)
+
+
+def _copy(place: int, dtype: torch.dtype, states: Tensor) -> Outputs:
+    return (states[place].to(dtype, copy=True),)
+
+
+def _spread(lines: torch.Size, dtype: torch.dtype, initial: Tensor) -> Outputs:
+    return (initial.to(dtype).expand(lines).contiguous(),)
+
+
+def _add_up(dtype: torch.dtype, states: Tensor) -> Outputs:
+    return (states.sum(0, dtype=dtype),)
+
+
+def _join(dim: int, *pieces: Tensor) -> Outputs:
+    return (torch.cat(pieces, dim),)
+
+
+def _join_gradients(dim: int, rank: int, operand: Tensor | None, *pieces: Tensor) -> Outputs:
+    """The gradient of an operand, None for x, from those of its spans: of what belongs to each span, their sum."""
+    at = dim if operand is None else dim - rank + operand.ndim
+    if operand is not None and (at < 0 or operand.shape[at] == 1):
+        return (torch.stack(pieces).sum(0),)
+    return (torch.cat(pieces, at),)
