@@ -97,8 +97,8 @@ def scan(
         The results of this shard, contiguous; with ``return_final`` a pair of that and of the carry-out.
 
     Raises:
-        UnsupportedRequest: on the rank whose argument is not as described; PeerMismatch, its subclass, on all others.
-        PeerMismatch: on every rank, where calls differ.
+        UnsupportedRequest: an argument that is not as described, on the rank that has it and before anything is sent.
+        PeerMismatch: on every rank, where calls differ: at the latest at the next call of the group.
         PeerLost: a rank ended, or did not call within the timeout of the group.
 
     Example:
@@ -135,40 +135,29 @@ def cumsum(
 ) -> Tensor | Pair:
     """Return the cumulative sum ``y[i] = x[0] + x[1] + ... + x[i]`` along ``dim``, which is sharded over ranks.
 
-    The line is the shards in the order of the ranks. Every rank of the group makes the same call with its own x;
-    lengths along ``dim`` may differ and be 0, and all else must be equal.
+    ``scanops.distributed.scan`` describes what sharding adds to the arguments; else they are as of ``scanops.cumsum``.
 
     Args:
         x: this rank's shard, of any shape and strides.
         dim: the scanned dimension, which is sharded over the ranks: from ``-x.ndim`` to ``x.ndim - 1``.
         group: a process group, a DeviceMesh of one dimension, ``(mesh, name)``, or None for all ranks.
-        spans: None where each rank holds one shard, in the order of the ranks; ``"head_tail"`` where each holds two of
-            equal lengths, the k-th from the front and the k-th from the back, as zigzag layouts have them. x has the
-            items of its spans one after the other.
-        method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass reads every item once. It needs GPUs that write
-            one another's memory, on one host. auto takes it where it serves the call and takes less time.
-        mask: sharded as x is, or of size 1 along ``dim`` and equal on all ranks: where False, the item is left out; a
-            numeric mask multiplies the items.
+        spans: None where each rank holds one shard, or ``"head_tail"``.
+        method: ``"auto"``, ``"onepass"`` or ``"twopass"``.
+        mask: sharded as x is, or of size 1 along ``dim`` and equal on all ranks.
         reverse: scan from the last item of the whole line to its first.
-        exclusive: leave the item itself out of its result; the first result of the line is the carry-in.
-        initial: the carry-in of the whole line, a number or a tensor that broadcasts to x's shape without ``dim``;
-            equal on all ranks. Its gradient is on the first rank, the last with ``reverse``, and zeros are on the
-            others: the sum over the ranks is the gradient.
-        return_final: also return the carry-out of the whole line, equal on all ranks. Gradients of it add up over the
-            ranks.
-        segment_starts: sharded as x is: True where an item begins a segment, before which nothing is carried.
-        offsets: segments by their positions in the whole line, equal on all ranks: int32 or int64, 0 first, the length
-            of the line last.
-        dtype: the dtype of the results; None for that of x, or int64 for sums and products of smaller integers.
-        accumulate: the dtype to compute in, or ``"compensated"`` to carry rounding errors; None for the default.
+        exclusive: leave the item itself out of its result.
+        initial: the carry-in of the whole line, equal on all ranks.
+        return_final: also return the carry-out of the whole line, equal on all ranks.
+        segment_starts: head flags, sharded as x is.
+        offsets: boundaries of segments in the whole line, equal on all ranks.
+        dtype: the dtype of the results.
+        accumulate: the dtype to compute in, or ``"compensated"``.
 
     Returns:
         The results of this shard, contiguous; with ``return_final`` a pair of that and of the carry-out.
 
     Raises:
-        UnsupportedRequest: on the rank whose argument is not as described; PeerMismatch, its subclass, on all others.
-        PeerMismatch: on every rank, where calls differ.
-        PeerLost: a rank ended, or did not call within the timeout of the group.
+        UnsupportedRequest, PeerMismatch, PeerLost: as ``scanops.distributed.scan`` does.
 
     Example:
         >>> import torch, scanops.distributed as sd, torch.distributed as dist
@@ -176,9 +165,6 @@ def cumsum(
         >>> sd.cumsum(torch.ones(3), 0)
         tensor([1., 2., 3.])
         >>> dist.destroy_process_group()
-
-    Source: Blelloch, "Prefix Sums and Their Applications" (1990), section 1.3: each processor reduces its part, the
-    sums are scanned, and each scans its part from there.
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
     options = ("sum", dim, reverse, exclusive, return_final, dtype, accumulate)
@@ -204,40 +190,29 @@ def cumprod(
 ) -> Tensor | Pair:
     """Return the cumulative product ``y[i] = x[0] * x[1] * ... * x[i]`` along ``dim``, which is sharded over ranks.
 
-    The line is the shards in the order of the ranks. Every rank of the group makes the same call with its own x;
-    lengths along ``dim`` may differ and be 0, and all else must be equal.
+    ``scanops.distributed.scan`` describes what sharding adds to the arguments; else they are as of ``scanops.cumsum``.
 
     Args:
         x: this rank's shard, of any shape and strides.
         dim: the scanned dimension, which is sharded over the ranks: from ``-x.ndim`` to ``x.ndim - 1``.
         group: a process group, a DeviceMesh of one dimension, ``(mesh, name)``, or None for all ranks.
-        spans: None where each rank holds one shard, in the order of the ranks; ``"head_tail"`` where each holds two of
-            equal lengths, the k-th from the front and the k-th from the back, as zigzag layouts have them. x has the
-            items of its spans one after the other.
-        method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass reads every item once. It needs GPUs that write
-            one another's memory, on one host. auto takes it where it serves the call and takes less time.
-        mask: sharded as x is, or of size 1 along ``dim`` and equal on all ranks: where False, the item is left out; a
-            numeric mask multiplies the items.
+        spans: None where each rank holds one shard, or ``"head_tail"``.
+        method: ``"auto"``, ``"onepass"`` or ``"twopass"``.
+        mask: sharded as x is, or of size 1 along ``dim`` and equal on all ranks.
         reverse: scan from the last item of the whole line to its first.
-        exclusive: leave the item itself out of its result; the first result of the line is the carry-in.
-        initial: the carry-in of the whole line, a number or a tensor that broadcasts to x's shape without ``dim``;
-            equal on all ranks. Its gradient is on the first rank, the last with ``reverse``, and zeros are on the
-            others: the sum over the ranks is the gradient.
-        return_final: also return the carry-out of the whole line, equal on all ranks. Gradients of it add up over the
-            ranks.
-        segment_starts: sharded as x is: True where an item begins a segment, before which nothing is carried.
-        offsets: segments by their positions in the whole line, equal on all ranks: int32 or int64, 0 first, the length
-            of the line last.
-        dtype: the dtype of the results; None for that of x, or int64 for sums and products of smaller integers.
-        accumulate: the dtype to compute in, or ``"compensated"`` to carry rounding errors; None for the default.
+        exclusive: leave the item itself out of its result.
+        initial: the carry-in of the whole line, equal on all ranks.
+        return_final: also return the carry-out of the whole line, equal on all ranks.
+        segment_starts: head flags, sharded as x is.
+        offsets: boundaries of segments in the whole line, equal on all ranks.
+        dtype: the dtype of the results.
+        accumulate: the dtype to compute in, or ``"compensated"``.
 
     Returns:
         The results of this shard, contiguous; with ``return_final`` a pair of that and of the carry-out.
 
     Raises:
-        UnsupportedRequest: on the rank whose argument is not as described; PeerMismatch, its subclass, on all others.
-        PeerMismatch: on every rank, where calls differ.
-        PeerLost: a rank ended, or did not call within the timeout of the group.
+        UnsupportedRequest, PeerMismatch, PeerLost: as ``scanops.distributed.scan`` does.
 
     Example:
         >>> import torch, scanops.distributed as sd, torch.distributed as dist
@@ -245,9 +220,6 @@ def cumprod(
         >>> sd.cumprod(torch.tensor([1.0, 2.0, 3.0]), 0)
         tensor([1., 2., 6.])
         >>> dist.destroy_process_group()
-
-    Source: Blelloch, "Prefix Sums and Their Applications" (1990), section 1.3: each processor reduces its part, the
-    sums are scanned, and each scans its part from there.
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
     options = ("prod", dim, reverse, exclusive, return_final, dtype, accumulate)
@@ -273,40 +245,29 @@ def logcumsumexp(
 ) -> Tensor | Pair:
     """Return ``y[i] = log(exp(x[0]) + ... + exp(x[i]))`` along ``dim``, which is sharded over ranks.
 
-    The line is the shards in the order of the ranks. Every rank of the group makes the same call with its own x;
-    lengths along ``dim`` may differ and be 0, and all else must be equal.
+    ``scanops.distributed.scan`` describes what sharding adds to the arguments; else they are as of ``scanops.cumsum``.
 
     Args:
         x: this rank's shard, of any shape and strides.
         dim: the scanned dimension, which is sharded over the ranks: from ``-x.ndim`` to ``x.ndim - 1``.
         group: a process group, a DeviceMesh of one dimension, ``(mesh, name)``, or None for all ranks.
-        spans: None where each rank holds one shard, in the order of the ranks; ``"head_tail"`` where each holds two of
-            equal lengths, the k-th from the front and the k-th from the back, as zigzag layouts have them. x has the
-            items of its spans one after the other.
-        method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass reads every item once. It needs GPUs that write
-            one another's memory, on one host. auto takes it where it serves the call and takes less time.
-        mask: sharded as x is, or of size 1 along ``dim`` and equal on all ranks: where False, the item is left out; a
-            numeric mask multiplies the items.
+        spans: None where each rank holds one shard, or ``"head_tail"``.
+        method: ``"auto"``, ``"onepass"`` or ``"twopass"``.
+        mask: sharded as x is, or of size 1 along ``dim`` and equal on all ranks.
         reverse: scan from the last item of the whole line to its first.
-        exclusive: leave the item itself out of its result; the first result of the line is the carry-in.
-        initial: the carry-in of the whole line, a number or a tensor that broadcasts to x's shape without ``dim``;
-            equal on all ranks. Its gradient is on the first rank, the last with ``reverse``, and zeros are on the
-            others: the sum over the ranks is the gradient.
-        return_final: also return the carry-out of the whole line, equal on all ranks. Gradients of it add up over the
-            ranks.
-        segment_starts: sharded as x is: True where an item begins a segment, before which nothing is carried.
-        offsets: segments by their positions in the whole line, equal on all ranks: int32 or int64, 0 first, the length
-            of the line last.
-        dtype: the dtype of the results; None for that of x, or int64 for sums and products of smaller integers.
-        accumulate: the dtype to compute in, or ``"compensated"`` to carry rounding errors; None for the default.
+        exclusive: leave the item itself out of its result.
+        initial: the carry-in of the whole line, equal on all ranks.
+        return_final: also return the carry-out of the whole line, equal on all ranks.
+        segment_starts: head flags, sharded as x is.
+        offsets: boundaries of segments in the whole line, equal on all ranks.
+        dtype: the dtype of the results.
+        accumulate: the dtype to compute in, or ``"compensated"``.
 
     Returns:
         The results of this shard, contiguous; with ``return_final`` a pair of that and of the carry-out.
 
     Raises:
-        UnsupportedRequest: on the rank whose argument is not as described; PeerMismatch, its subclass, on all others.
-        PeerMismatch: on every rank, where calls differ.
-        PeerLost: a rank ended, or did not call within the timeout of the group.
+        UnsupportedRequest, PeerMismatch, PeerLost: as ``scanops.distributed.scan`` does.
 
     Example:
         >>> import torch, scanops.distributed as sd, torch.distributed as dist
@@ -314,9 +275,6 @@ def logcumsumexp(
         >>> sd.logcumsumexp(torch.zeros(2), 0)
         tensor([0.0000, 0.6931])
         >>> dist.destroy_process_group()
-
-    Source: Blelloch, "Prefix Sums and Their Applications" (1990), section 1.3: each processor reduces its part, the
-    sums are scanned, and each scans its part from there.
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
     options = ("logcumsumexp", dim, reverse, exclusive, return_final, dtype, accumulate)
@@ -345,42 +303,30 @@ def linear_scan(
 
     h starts from ``initial`` or 0. Ranks exchange the product of a shard's gates and its last h from 0.
 
-    The line is the shards in the order of the ranks. Every rank of the group makes the same call with its own a and b;
-    lengths along ``dim`` may differ and be 0, and all else must be equal.
+    ``scanops.distributed.scan`` describes what sharding adds to the arguments; else they are as of ``scanops.cumsum``.
 
     Args:
-        a: the gates: this rank's shard, a number, or of size 1 along ``dim`` and equal on all ranks; its gradient is
-            then this rank's part, to be summed over the ranks.
-        b: this rank's shard of the items. a and b broadcast against each other.
+        a: this rank's gates, a tensor that broadcasts with b, or a number.
+        b: this rank's terms.
         dim: the scanned dimension, which is sharded over the ranks: from ``-b.ndim`` to ``b.ndim - 1``.
         group: a process group, a DeviceMesh of one dimension, ``(mesh, name)``, or None for all ranks.
-        spans: None where each rank holds one shard, in the order of the ranks; ``"head_tail"`` where each holds two of
-            equal lengths, the k-th from the front and the k-th from the back, as zigzag layouts have them; or for each
-            rank its pairs (start, stop), equal on all ranks. b has the items of its spans one after the other.
-        method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass reads every item once. It needs GPUs that write
-            one another's memory, on one host. auto takes it where it serves the call and takes less time.
-        mask: sharded as b is, or of size 1 along ``dim`` and equal on all ranks: where False, the item is left out; a
-            numeric mask multiplies the items.
+        spans: None where each rank holds one shard, or ``"head_tail"``.
+        method: ``"auto"``, ``"onepass"`` or ``"twopass"``.
+        mask: sharded as b is, or of size 1 along ``dim`` and equal on all ranks.
         reverse: scan from the last item of the whole line to its first.
-        exclusive: leave the item itself out of its result; the first result of the line is the carry-in.
-        initial: the carry-in of the whole line, a number or a tensor that broadcasts to b's shape without ``dim``;
-            equal on all ranks. Its gradient is on the first rank, the last with ``reverse``, and zeros are on the
-            others: the sum over the ranks is the gradient.
-        return_final: also return the carry-out of the whole line, equal on all ranks. Gradients of it add up over the
-            ranks.
-        segment_starts: sharded as b is: True where an item begins a segment, before which nothing is carried.
-        offsets: segments by their positions in the whole line, equal on all ranks: int32 or int64, 0 first, the length
-            of the line last.
-        dtype: the dtype of the results; None for that to which a and b promote.
-        accumulate: the dtype to compute in, or ``"compensated"`` to carry rounding errors; None for the default.
+        exclusive: leave the item itself out of its result.
+        initial: the carry-in of the whole line, equal on all ranks.
+        return_final: also return the carry-out of the whole line, equal on all ranks.
+        segment_starts: head flags, sharded as b is.
+        offsets: boundaries of segments in the whole line, equal on all ranks.
+        dtype: the dtype of the results.
+        accumulate: the dtype to compute in, or ``"compensated"``.
 
     Returns:
         The results of this shard, contiguous; with ``return_final`` a pair of that and of the carry-out.
 
     Raises:
-        UnsupportedRequest: on the rank whose argument is not as described; PeerMismatch, its subclass, on all others.
-        PeerMismatch: on every rank, where calls differ.
-        PeerLost: a rank ended, or did not call within the timeout of the group.
+        UnsupportedRequest, PeerMismatch, PeerLost: as ``scanops.distributed.scan`` does.
 
     Example:
         >>> import torch, scanops.distributed as sd, torch.distributed as dist
@@ -388,9 +334,6 @@ def linear_scan(
         >>> sd.linear_scan(0.5, torch.ones(3), 0)
         tensor([1.0000, 1.5000, 1.7500])
         >>> dist.destroy_process_group()
-
-    Source: Blelloch, "Prefix Sums and Their Applications" (1990), section 1.3: each processor reduces its part, the
-    sums are scanned, and each scans its part from there.
     """
     tensors = (b, mask, a, segment_starts, offsets, initial)
     options = ("linear", dim, reverse, exclusive, return_final, dtype, accumulate)
@@ -416,39 +359,28 @@ def cummax(
 
     Ties and NaN are those of ``scanops.cummax``.
 
-    The line is the shards in the order of the ranks. Every rank of the group makes the same call with its own x;
-    lengths along ``dim`` may differ and be 0, and all else must be equal.
+    ``scanops.distributed.scan`` describes what sharding adds to the arguments; else they are as of ``scanops.cumsum``.
 
     Args:
         x: this rank's shard, of any shape and strides.
         dim: the scanned dimension, which is sharded over the ranks: from ``-x.ndim`` to ``x.ndim - 1``.
         group: a process group, a DeviceMesh of one dimension, ``(mesh, name)``, or None for all ranks.
-        spans: None where each rank holds one shard, in the order of the ranks; ``"head_tail"`` where each holds two of
-            equal lengths, the k-th from the front and the k-th from the back, as zigzag layouts have them. x has the
-            items of its spans one after the other.
-        method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass reads every item once. It needs GPUs that write
-            one another's memory, on one host. auto takes it where it serves the call and takes less time.
-        mask: sharded as x is, or of size 1 along ``dim`` and equal on all ranks: where False, the item is left out; a
-            numeric mask multiplies the items.
+        spans: None where each rank holds one shard, or ``"head_tail"``.
+        method: ``"auto"``, ``"onepass"`` or ``"twopass"``.
+        mask: sharded as x is, or of size 1 along ``dim`` and equal on all ranks.
         reverse: scan from the last item of the whole line to its first.
-        exclusive: leave the item itself out of its result; the first result of the line is the carry-in.
-        initial: the carry-in of the whole line, a number or a tensor that broadcasts to x's shape without ``dim``;
-            equal on all ranks. Its gradient is on the first rank, the last with ``reverse``, and zeros are on the
-            others: the sum over the ranks is the gradient.
-        return_final: also return the carry-out of the whole line, equal on all ranks. Gradients of it add up over the
-            ranks.
-        segment_starts: sharded as x is: True where an item begins a segment, before which nothing is carried.
-        offsets: segments by their positions in the whole line, equal on all ranks: int32 or int64, 0 first, the length
-            of the line last.
+        exclusive: leave the item itself out of its result.
+        initial: the carry-in of the whole line, equal on all ranks.
+        return_final: also return the carry-out of the whole line, equal on all ranks.
+        segment_starts: head flags, sharded as x is.
+        offsets: boundaries of segments in the whole line, equal on all ranks.
 
     Returns:
         The values and the indices of this shard, a named pair as of ``torch.cummax``. Indices count in the whole
         line; they are -1 where there is no item. With ``return_final`` a pair of that and of the carry-out.
 
     Raises:
-        UnsupportedRequest: on the rank whose argument is not as described; PeerMismatch, its subclass, on all others.
-        PeerMismatch: on every rank, where calls differ.
-        PeerLost: a rank ended, or did not call within the timeout of the group.
+        UnsupportedRequest, PeerMismatch, PeerLost: as ``scanops.distributed.scan`` does.
 
     Example:
         >>> import torch, scanops.distributed as sd, torch.distributed as dist
@@ -456,9 +388,6 @@ def cummax(
         >>> sd.cummax(torch.tensor([1.0, 3.0, 2.0]), 0).values
         tensor([1., 3., 3.])
         >>> dist.destroy_process_group()
-
-    Source: Blelloch, "Prefix Sums and Their Applications" (1990), section 1.3: each processor reduces its part, the
-    sums are scanned, and each scans its part from there.
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
     options = ("cummax", dim, reverse, exclusive, return_final, None, None)
@@ -484,39 +413,28 @@ def cummin(
 
     Ties and NaN are those of ``scanops.cummin``.
 
-    The line is the shards in the order of the ranks. Every rank of the group makes the same call with its own x;
-    lengths along ``dim`` may differ and be 0, and all else must be equal.
+    ``scanops.distributed.scan`` describes what sharding adds to the arguments; else they are as of ``scanops.cumsum``.
 
     Args:
         x: this rank's shard, of any shape and strides.
         dim: the scanned dimension, which is sharded over the ranks: from ``-x.ndim`` to ``x.ndim - 1``.
         group: a process group, a DeviceMesh of one dimension, ``(mesh, name)``, or None for all ranks.
-        spans: None where each rank holds one shard, in the order of the ranks; ``"head_tail"`` where each holds two of
-            equal lengths, the k-th from the front and the k-th from the back, as zigzag layouts have them. x has the
-            items of its spans one after the other.
-        method: ``"auto"``, ``"onepass"`` or ``"twopass"``. One pass reads every item once. It needs GPUs that write
-            one another's memory, on one host. auto takes it where it serves the call and takes less time.
-        mask: sharded as x is, or of size 1 along ``dim`` and equal on all ranks: where False, the item is left out; a
-            numeric mask multiplies the items.
+        spans: None where each rank holds one shard, or ``"head_tail"``.
+        method: ``"auto"``, ``"onepass"`` or ``"twopass"``.
+        mask: sharded as x is, or of size 1 along ``dim`` and equal on all ranks.
         reverse: scan from the last item of the whole line to its first.
-        exclusive: leave the item itself out of its result; the first result of the line is the carry-in.
-        initial: the carry-in of the whole line, a number or a tensor that broadcasts to x's shape without ``dim``;
-            equal on all ranks. Its gradient is on the first rank, the last with ``reverse``, and zeros are on the
-            others: the sum over the ranks is the gradient.
-        return_final: also return the carry-out of the whole line, equal on all ranks. Gradients of it add up over the
-            ranks.
-        segment_starts: sharded as x is: True where an item begins a segment, before which nothing is carried.
-        offsets: segments by their positions in the whole line, equal on all ranks: int32 or int64, 0 first, the length
-            of the line last.
+        exclusive: leave the item itself out of its result.
+        initial: the carry-in of the whole line, equal on all ranks.
+        return_final: also return the carry-out of the whole line, equal on all ranks.
+        segment_starts: head flags, sharded as x is.
+        offsets: boundaries of segments in the whole line, equal on all ranks.
 
     Returns:
         The values and the indices of this shard, a named pair as of ``torch.cummin``. Indices count in the whole
         line; they are -1 where there is no item. With ``return_final`` a pair of that and of the carry-out.
 
     Raises:
-        UnsupportedRequest: on the rank whose argument is not as described; PeerMismatch, its subclass, on all others.
-        PeerMismatch: on every rank, where calls differ.
-        PeerLost: a rank ended, or did not call within the timeout of the group.
+        UnsupportedRequest, PeerMismatch, PeerLost: as ``scanops.distributed.scan`` does.
 
     Example:
         >>> import torch, scanops.distributed as sd, torch.distributed as dist
@@ -524,9 +442,6 @@ def cummin(
         >>> sd.cummin(torch.tensor([1.0, 3.0, 2.0]), 0).values
         tensor([1., 1., 1.])
         >>> dist.destroy_process_group()
-
-    Source: Blelloch, "Prefix Sums and Their Applications" (1990), section 1.3: each processor reduces its part, the
-    sums are scanned, and each scans its part from there.
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
     options = ("cummin", dim, reverse, exclusive, return_final, None, None)
@@ -565,8 +480,8 @@ def exscan(
         A tensor of x's shape; with ``return_final`` a pair of that and of the result over all ranks.
 
     Raises:
-        UnsupportedRequest: on the rank whose argument is not as described; PeerMismatch, its subclass, on all others.
-        PeerMismatch: on every rank, where calls differ.
+        UnsupportedRequest: an argument that is not as described, on the rank that has it and before anything is sent.
+        PeerMismatch: on every rank, where calls differ: at the latest at the next call of the group.
         PeerLost: a rank ended, or did not call within the timeout of the group.
 
     Example, where the items of each rank begin in a table of all:
