@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -531,8 +530,7 @@ def _scan_local(
         served = native.served_linked(tensors, asked, group)
         if served is not None:
             return served
-    call, given = _call_of(who, tensors, options)
-    return scan_sharded(who, replace(call, sharding=Sharding(group, *how)), given, asked)
+    return scan_sharded(who, *_call_of(who, tensors, options, Sharding(group, *how)), asked)
 
 
 def scan_placement(
@@ -587,7 +585,9 @@ def sharded(
         yield
 
 
-def _call_of(who: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[Call, Inputs]:
+def _call_of(
+    who: str, tensors: tuple[Any, ...], options: tuple[Any, ...], sharding: Sharding | None = None
+) -> tuple[Call, Inputs]:
     """Return a call and its tensors as the scan of one GPU has them."""
     given = Inputs(*tensors)
     op, dim, reverse, exclusive, final, dtype, accumulate = options
@@ -595,4 +595,4 @@ def _call_of(who: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> tu
     if given.gate is not None:
         gate, dtype = gate_of(given.gate, given.x, dtype, None)
         given = given._replace(x=broadcast_gates(gate, given.x), gate=gate)
-    return Call(op, dim, reverse, exclusive, final, dtype, accumulate), given
+    return Call(op, dim, reverse, exclusive, final, dtype, accumulate, sharding=sharding), given

@@ -45,7 +45,7 @@ _OWN_PROBLEMS = (
 )
 
 
-Kept = TypeVar("Kept")
+Held = TypeVar("Held")
 
 
 class Order(Protocol):
@@ -68,7 +68,7 @@ class Ledger:
         self._arrived: Any = None
         self._compare: Callable[[Any], None] | None = None  # what reads them
 
-    def keep(self, kind: type[Kept]) -> Kept:
+    def keep(self, kind: type[Held]) -> Held:
         """Return the only object of a type that is kept for this process group."""
         found = self._kept.get(kind)
         if found is None:

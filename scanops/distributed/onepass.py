@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from scanops.codegen.dtypes import dtype_named
-from scanops.distributed import node, programs
+from scanops.distributed import autograd_node, call_programs
 from scanops.distributed.call_order import CallOrder
+from scanops.distributed.call_programs import CallProgram
 from scanops.distributed.composed import compose_gradients
 from scanops.distributed.exchange import Exchange, digest_of, refuse_capture
 from scanops.distributed.groups import is_captured
 from scanops.distributed.links import CarryIn, Link
 from scanops.distributed.prepared import Prepared
-from scanops.distributed.programs import Program
 from scanops.errors import UnsupportedRequest
 from scanops.ops.backward import keeps
 from scanops.ops.node import backward_pass
@@ -102,7 +102,7 @@ class SharedFinal:
         self._narrow = {1: torch.int8, 2: torch.int16}.get(carry.itemsize, self._bits)
         self._call_of_bits = Call("sum", 0, not call.reverse, dtype=self._bits, link=link)
         self._call_of_gradients = Call("sum", 0, call.reverse, dtype=carry, link=link)
-        self._spread, self._add_up = Program(self._record_spread), Program(self._record_add_up)
+        self._spread, self._add_up = CallProgram(self._record_spread), CallProgram(self._record_add_up)
 
     def share(self, found: Outputs) -> Outputs:
         """Return the results of a rank with the carry-out of the line, which the last rank's have at their end."""
@@ -115,7 +115,7 @@ class SharedFinal:
 
     def _record_spread(self, tape: Tape, final: Tensor | None) -> Tensors:
         (own,) = tape.call(self._widen, final)
-        (bits,) = programs.scan(tape, self._call_of_bits, own, None, None, None, None, None)
+        (bits,) = call_programs.scan(tape, self._call_of_bits, own, None, None, None, None, None)
         return tape.call(lambda bits: (bits.to(self._narrow).view(self.carry).view(self.lines),), bits)
 
     def _widen(self, final: Tensor | None) -> Outputs:
@@ -125,7 +125,7 @@ class SharedFinal:
 
     def _record_add_up(self, tape: Tape, gradient: Tensor | None) -> Tensors:
         (own,) = tape.call(self._align, gradient)
-        (total,) = programs.scan(tape, self._call_of_gradients, own, None, None, None, None, None)
+        (total,) = call_programs.scan(tape, self._call_of_gradients, own, None, None, None, None, None)
         return tape.call(lambda total: (total.view(self.lines),), total)
 
     def _align(self, gradient: Tensor | None) -> Outputs:
@@ -168,7 +168,7 @@ class OnePass:
         self._reads_entered = reads_before and is_entered  # whether the backward pass does read what comes from a rank
         self._entered: CarryIn | None = None
         self._lines = lines
-        self._launch = Program(self._record)
+        self._launch = CallProgram(self._record)
         self.launcher: Launcher | None = None  # that has served the call, for C++
         self.adjoint: int | None = None  # by which C++ asks for gradients
 
@@ -186,7 +186,7 @@ class OnePass:
     def run(self, given: Inputs) -> Outputs:
         """Return the outputs for tensors like those of the call."""
         if self.scan.recorded:
-            return node.record(self, given)
+            return autograd_node.record(self, given)
         self.note()
         return self.finish(self.launch(given))[0]
 
@@ -206,8 +206,8 @@ class OnePass:
 
     def _record(self, tape: Tape, *tensors: Tensor | None) -> Tensors:
         given = (*tensors[:4], None, tensors[4])
-        found = programs.scan(tape, self._call, *given)
-        self.launcher, self._entered = programs.find_launcher(self._call, given), None
+        found = call_programs.scan(tape, self._call, *given)
+        self.launcher, self._entered = call_programs.find_launcher(self._call, given), None
         return found
 
     def finish(self, found: Outputs) -> tuple[Outputs, Tensor | None]:

@@ -66,7 +66,7 @@ class Prepared:
             for each, dtype in zip(given[:3], self.dtypes, strict=True)
         )
         x = x if x.shape == self.shape else x.expand(self.shape)  # type: ignore[union-attr]
-        found = (x, mask, gate, given.starts, given.offsets, given.initial)
+        found = (x, mask, gate, *given[3:6])
         return Inputs(
             *[
                 each.resolve_conj().resolve_neg()

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from scanops import torch_private as private
-from scanops.distributed import node, shards
+from scanops.distributed import autograd_node, shards
 from scanops.distributed.composed import scan_traced
 from scanops.distributed.exchange import Exchange
 from scanops.distributed.groups import Group, is_captured
@@ -131,7 +131,7 @@ class ServedCall:
             return (found[0].narrow(scan.call.dim, 0, 0), *found[1:]) if is_empty else found
         if self._twopass is None:
             self._twopass = TwoPass(scan, read)
-        return node.record(self._twopass, read) if scan.recorded else self._twopass.run(read)[0]
+        return autograd_node.record(self._twopass, read) if scan.recorded else self._twopass.run(read)[0]
 
     def _compare(self, read: Inputs) -> None:
         """Compare the call of ranks that have no states to exchange."""

@@ -44,6 +44,7 @@ __all__ = [
     "finish",
     "fold_indices",
     "fold_recorded",
+    "is_reducible",
     "record_with",
     "shard_of",
     "split_gradients",
@@ -266,7 +267,7 @@ def totals(shard: Shard, *, recorded: bool = False) -> States:
     found: States
     if shard.row.indices:
         found = _last_of(shard)
-    elif not recorded and mask is starts is None and not call.compensated and _is_reducible(shard):
+    elif not recorded and is_reducible(shard):
         found = (REDUCED[shard.row.name](x, call.dim, carry),)
     else:
         states = scan_local(replace(call, exclusive=False, final=True), x, mask=mask, gate=gate, starts=starts)
@@ -364,7 +365,10 @@ def record_with(leaf: Tensor, value: Tensor) -> Tensor:
     return value + leaf.flatten()[:0].sum().to(value.dtype)
 
 
-def _is_reducible(shard: Shard) -> bool:
+def is_reducible(shard: Shard) -> bool:
+    """Return whether an operator of torch reduces the shard to the states of its lines."""
+    if not shard.tensors.mask is shard.tensors.starts is None or shard.call.compensated:
+        return False
     narrow = shard.tensors.x.dtype not in _REDUCIBLE or shard.result not in _REDUCIBLE
     return shard.row.name in REDUCED and shard.length > 0 and not narrow and shard.tensors.x.dtype == shard.result
 

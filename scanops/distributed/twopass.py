@@ -15,11 +15,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from scanops.distributed import programs, shards
+from scanops.distributed import call_programs, shards
+from scanops.distributed.call_programs import CallProgram
 from scanops.distributed.composed import compose_gradients
 from scanops.distributed.exchange import Exchange
 from scanops.distributed.prepared import Prepared
-from scanops.distributed.programs import Program
 from scanops.distributed.shards import Carry, Shard
 from scanops.distributed.spans import in_order_of
 from scanops.ops.backward import keeps
@@ -98,8 +98,8 @@ class TwoPass:
             self._like_initial = (initial.shape, initial.dtype)
         self._device = device
         self._spans: dict[Needs, tuple[Span, ...]] = {}
-        self._forwards: dict[Needs | None, Program] = {}
-        self._backwards: dict[object, Program] = {}
+        self._forwards: dict[Needs | None, CallProgram] = {}
+        self._backwards: dict[object, CallProgram] = {}
 
     # ---- forward
 
@@ -112,7 +112,7 @@ class TwoPass:
         """Return the outputs, and what gradients ``needs`` read."""
         program = self._forwards.get(needs)
         if program is None:
-            program = self._forwards[needs] = Program(partial(self._record, needs))
+            program = self._forwards[needs] = CallProgram(partial(self._record, needs))
         initial = given.initial if self.number is None else None
         found = program(*given[:5], initial, *self._constants)
         count = 1 + bool(self._shard.row.indices) + self.scan.final
@@ -143,7 +143,7 @@ class TwoPass:
         elif scan.final or self._layout.positions != (0,):
             over = shards.over_ranks(self._shard, reverse=self._is_backwards)
             value, other, flags = states
-            (after,) = programs.scan(tape, over, value, None, other, flags, None, of_ranks)
+            (after,) = call_programs.scan(tape, over, value, None, other, flags, None, of_ranks)
         befores, results = [], []
         for part, position in zip(parts, self._layout.positions, strict=True):
             before = of_lines
@@ -154,7 +154,7 @@ class TwoPass:
             if row.indices:
                 results.append(tape.call(partial(self._finish, position), *part, before, places, begins))
             else:
-                results.append(programs.scan(tape, scan.call, *part, None, before))
+                results.append(call_programs.scan(tape, scan.call, *part, None, before))
             befores.append(before)
         outputs = results[0]
         if len(results) > 1:
@@ -210,8 +210,11 @@ class TwoPass:
 
     def _find_totals(self, tape: Tape, *part: Tensor | None) -> Tensors:
         shard = self.scan.shard_with(Inputs(*part))  # type: ignore[arg-type]
+        if shards.is_reducible(shard):
+            reduce, dim, carry = shards.REDUCED[shard.row.name], shard.call.dim, shard.carry
+            return tape.call(lambda x, *_: (reduce(x, dim, carry),), *part)
         if shard.is_reduced_to_pairs:
-            pairs = programs.scan(tape, shards.call_of_pairs(shard), *part, None, None)
+            pairs = call_programs.scan(tape, shards.call_of_pairs(shard), *part, None, None)
             if pairs:
                 return pairs
         return tape.call(lambda *part: shards.totals(self.scan.shard_with(Inputs(*part))), *part)
@@ -276,7 +279,7 @@ class TwoPass:
         except (TypeError, RuntimeError):  # a gradient without strides
             key = program = None
         if program is None:
-            program = Program(partial(self._record_backward, needs))
+            program = CallProgram(partial(self._record_backward, needs))
             if len(self._backwards) >= MOST_BACKWARD:
                 self._backwards.clear()
             if key is not None:
@@ -321,7 +324,7 @@ class TwoPass:
             assert entries is not None
             (of_line,) = tape.call(partial(_add_up, entries.dtype), finals)
         over = shards.back_over_ranks(shard, reverse=not self._is_backwards)
-        (after,) = programs.scan(tape, over, entries, None, slopes, None, None, of_line)
+        (after,) = call_programs.scan(tape, over, entries, None, slopes, None, None, of_line)
         (of_initial,) = tape.call(partial(_take, self._place(0), scan.carry), after)
         if not any(needs[:3]):
             return (None, None, None, of_initial)
@@ -336,7 +339,7 @@ class TwoPass:
                 (into,) = tape.call(lambda: (self._zeros(),))
             if is_plain:
                 back = replace(scan.call, reverse=not scan.call.reverse, dtype=scan.result)
-                found.append((*programs.scan(tape, back, piece, None, None, None, None, into), None, None))
+                found.append((*call_programs.scan(tape, back, piece, None, None, None, None, into), None, None))
             else:
                 found.append(tape.call(partial(self._pull_back, needs, span), piece, into, *part, *kept[:2]))
         if width == 1:
@@ -359,7 +362,7 @@ class TwoPass:
         valued = self.scan.shard_with(Inputs(*part)).valued  # type: ignore[arg-type]
         if kept[0] is not None and valued.has_paired_entries and piece.dtype == shard.result and runs_kernels((piece,)):
             call, (_, mask, gate, _) = shards.call_of_entry(valued), part
-            pairs = programs.scan(tape, call, piece, mask, gate, None, None, None)
+            pairs = call_programs.scan(tape, call, piece, mask, gate, None, None, None)
             if pairs:
                 return pairs
         return tape.call(partial(self._compute_entries, needs, span), piece, *part, *kept)

@@ -17,7 +17,7 @@ from scanops.codegen.operator import COMPENSATED
 from scanops.codegen.operators import OPERATORS
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import UnsupportedRequest, format_value
-from scanops.requests.sharding import Link, Sharding
+from scanops.requests.sharding import KernelLink, Sharding
 
 if TYPE_CHECKING:
     from scanops.codegen.fusion.fusion import Fusion
@@ -62,7 +62,7 @@ class Call:
     per_segment: bool = False  # whether carries are of the segments that offsets give, not of lines
     totals: bool = False  # of a recurrence: no results, and the carry-out is its value and the product of its gates
     sharding: Sharding | None = None  # the ranks that the dimension is sharded over; None: it is whole
-    link: Link | None = None  # by which lines of a shard continue on other ranks; None: they do not
+    link: KernelLink | None = None  # by which lines of a shard continue on other ranks; None: they do not
     summed: tuple[int, ...] = ()  # dimensions of the broadcast shape that the results of a fused scan are summed over
     fusion: Fusion | None = None  # what the kernel computes around the scan: of ``map``, ``then`` and several tensors
 

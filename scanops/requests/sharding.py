@@ -10,7 +10,7 @@ import torch
 if TYPE_CHECKING:
     from scanops.codegen.spec import ScanSpec
 
-__all__ = ["Link", "Ranks", "Sharding"]
+__all__ = ["KernelLink", "Ranks", "Sharding"]
 
 
 class Ranks(Protocol):
@@ -37,7 +37,7 @@ class LinkMemory(Protocol):
         """Return at least so many bytes for the tile status of a launch."""
 
 
-class Link(Protocol):
+class KernelLink(Protocol):
     """What connects the kernels of a rank to those of others: a ``scanops.distributed.links.Link``."""
 
     address: int  # of the words that C++ compares before each launch

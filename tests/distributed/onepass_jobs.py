@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -309,6 +311,44 @@ def memory_that_grows(rank: int) -> None:
                 found = torch.autograd.grad(sd.linear_scan(*leaves, 1, method="onepass").sum(), leaves)
         for mine, theirs in zip(found, wanted, strict=True):
             torch.testing.assert_close(mine, theirs[:, rank : rank + 1])
+
+
+def memory_that_cannot_be_shared(rank: int, folder: str) -> None:
+    """A full folder, folders of their own, files of others: all ranks take two passes, and nothing is left behind."""
+    x = draw(Case("sum"), 0).x
+    own, wanted = x.chunk(3, 1)[rank].contiguous(), x.cumsum(1).chunk(3, 1)[rank]
+
+    def fill(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    def hide(name: str, count: int) -> torch.Tensor:
+        return map_words(f"{name}-of-another-folder", count)
+
+    map_words = call_order._map_words
+    for at, name, replacement in ((call_order.os, "posix_fallocate", fill), (call_order, "_map_words", hide)):
+        group = dist.new_group(list(range(RANKS)))
+        with pytest.MonkeyPatch.context() as patch, scanops.emulate():
+            patch.setattr(call_order, "MEMORY", folder)
+            if rank == 1:
+                patch.setattr(at, name, replacement)
+            for _ in range(2):
+                assert torch.equal(sd.cumsum(own, 1, method="onepass", group=group), wanted)
+        assert [*group_of(group).ledger.keep(Links).by_device.values()] == [None]
+    dist.barrier()
+    assert not [*Path(folder).iterdir()]
+
+
+def files_of_others(rank: int, folder: str) -> None:
+    """Words are mapped from a file of this user's, which is no link and has their size; none is made."""
+    right, link, short = (Path(folder, f"{name}{rank}") for name in ("right", "link", "short"))
+    right.write_bytes(bytes(32))
+    short.write_bytes(bytes(24))
+    link.symlink_to(right)
+    assert torch.equal(call_order._map_words(str(right), 4), torch.zeros(4, dtype=torch.int64))
+    for wrong in (link, short, Path(folder, f"absent{rank}")):
+        with pytest.raises(OSError, match=r"no file of this user's|symbolic links|No such file"):
+            call_order._map_words(str(wrong), 4)
+    assert right.stat().st_size == 32 and not Path(folder, f"absent{rank}").exists()
 
 
 # ---- ranks that differ

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -90,6 +92,11 @@ def test_calls_that_cpp_serves(ranks: Ranks, case: Case) -> None:
 )
 def test_of_ranks(ranks: Ranks, job: object) -> None:
     ranks.run(job)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("job", [jobs.memory_that_cannot_be_shared, jobs.files_of_others], ids=lambda job: job.__name__)
+def test_words_that_ranks_share(ranks: Ranks, tmp_path: Path, job: object) -> None:
+    ranks.run(job, str(tmp_path))  # type: ignore[arg-type]
 
 
 DIFFERENCES = [(a, b) for a in ("sum", "backward") for b in jobs.DIFFERENT if a != b]

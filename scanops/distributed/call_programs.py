@@ -20,10 +20,10 @@ from scanops.runtime import call_cache, native
 from scanops.runtime.launcher import Launcher
 from scanops.runtime.recipes import Recipe, Tape
 
-__all__ = ["Program", "find_launcher", "scan"]
+__all__ = ["CallProgram", "find_launcher", "scan"]
 
 
-class Program:
+class CallProgram:
     """A part of a call: ``record(tape, *tensors)`` computes it in steps, which equal calls repeat."""
 
     __slots__ = ("_generation", "_recipe", "_record")
