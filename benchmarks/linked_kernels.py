@@ -50,7 +50,7 @@ class OwnLink(Link):
 
     def __init__(self, memories: Sequence[Tensor], position: int) -> None:
         own = memories[position]
-        super().__init__(Group(None, len(memories), position), own.device, None)  # type: ignore[arg-type]
+        super().__init__(Group(None, len(memories), position), own.device, None)
         heads = [each[:HEAD_WORDS] for each in memories]
         self._memories.append(Memory(tuple(each.data_ptr() for each in memories), HALF, own, heads, None))
         own[:HEAD_WORDS].copy_(torch.tensor([0, 0, WAIT_SECONDS * 10**9, self.address]))

@@ -53,5 +53,5 @@ class ShardedFunction(torch.autograd.Function):
 def record(work: ShardedPass, given: Inputs) -> Outputs:
     """Return the results of a pass, recorded by autograd. Torch need not bind arguments: no transform is active."""
     leaves = [each if isinstance(each, Tensor) else None for each in given.differentiable]
-    found: Outputs = super(torch.autograd.Function, ShardedFunction).apply(work, given, *leaves)  # type: ignore[misc]
+    found: Outputs = super(torch.autograd.Function, ShardedFunction).apply(work, given, *leaves)  # type: ignore[no-untyped-call]
     return found

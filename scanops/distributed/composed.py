@@ -82,14 +82,12 @@ def scan_traced(who: str, scan: Prepared, shard: Shard, initial: Initial) -> Out
     group, layout, indices = scan.group, scan.layout, bool(shard.row.indices)
     call = shard.call
     name = f"{who} {call.op} {call.dim} {shard.tensors.x.dtype} {shard.result} {call.reverse} {call.exclusive}"
-    offsets, begins = shard.tensors.offsets, None
-    if layout.half is not None:
-        begins = layout.starts_on(shard.tensors.x.device, call.reverse)
-    elif offsets is not None or indices:
+    offsets, lengths = shard.tensors.offsets, shard.tensors.x.new_empty(0)
+    if layout.half is None and (offsets is not None or indices):
         length = torch.full((group.size, 1), shard.length, device=shard.tensors.x.device)
-        begins = layout.starts_of(trade(group, TradeKey(f"lengths of {name}"), [length])[0][:, 0], call.reverse)
+        lengths = trade(group, TradeKey(f"lengths of {name}"), [length])[0][:, 0]
+    begins = layout.starts_of(lengths, call.reverse)
     if offsets is not None:
-        assert begins is not None
         flags = scan.place_flags(shard.tensors.x, offsets, begins)
         shard = replace(shard, tensors=shard.tensors._replace(starts=flags, offsets=None))
     found: Outputs = ()
@@ -97,15 +95,14 @@ def scan_traced(who: str, scan: Prepared, shard: Shard, initial: Initial) -> Out
         found, _ = compose(scan, shard, initial, TradeKey(name))
     if not indices:
         return found
-    assert begins is not None
     with torch.no_grad():
         parts = scan.parts(shard)
         total = [torch.stack(each) for each in zip(*[shards.totals(part) for part in parts], strict=True)]
         traded = trade(group, TradeKey(f"indices of {name}"), [each.expand(group.size, *each.shape) for each in total])
         states = tuple(in_order_of(layout.rows, each.flatten(0, 1)) for each in traded)
-        value, places, flags = shards.split_states(shard, states)
-        assert places is not None
-        after, places = shards.fold_indices(shard, value, places, flags, initial, begins)
+        value, at_items, begin_flags = shards.split_states(shard, states)
+        assert at_items is not None
+        after, places = shards.fold_indices(shard, value, at_items, begin_flags, initial, begins)
         values = []
         for part, at in zip(parts, layout.positions, strict=True):
             before, place = (after[at - 1], places[at - 1]) if at else (first_of(initial, shard, shard.carry), None)

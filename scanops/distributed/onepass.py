@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import socket
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -143,7 +144,9 @@ class OnePass:
     """
 
     def __init__(self, scan: Prepared, link: Link, given: Inputs) -> None:
-        self.scan, self.link, initial, lines = scan, link, given.initial, line_shape(given.x.shape, scan.call.dim)
+        self.scan, self.link, lines = scan, link, line_shape(given.x.shape, scan.call.dim)
+        initial: Any = given.initial  # a tensor, or a number
+        assert link.order is not None
         self.order = link.order
         self.lessons = 0, 0  # a generation of the native table, and how often that was taught this
         self._call = replace(scan.call, link=link, final=scan.final and scan.is_last, dtype=scan.result)

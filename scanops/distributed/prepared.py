@@ -67,7 +67,7 @@ class Prepared:
         )
         x = x if x.shape == self.shape else x.expand(self.shape)  # type: ignore[union-attr]
         found = (x, mask, gate, *given[3:6])
-        return Inputs(
+        return Inputs(  # type: ignore[arg-type]
             *[
                 each.resolve_conj().resolve_neg()
                 if isinstance(each, Tensor) and (each.is_conj() or each.is_neg())

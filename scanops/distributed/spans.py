@@ -42,21 +42,12 @@ class Layout(NamedTuple):
         """Return the lengths of a rank's spans, whose items are ``length`` in all."""
         return (length,) if self.half is None else (self.half, self.half)
 
-    def starts_of(self, lengths: Tensor | Sequence[int], reverse: bool) -> list[int] | Tensor:
+    def starts_of(self, lengths: Tensor, reverse: bool) -> Tensor:
         """Return where the span at each position begins in the line; ``lengths`` are those of the ranks' shards."""
-        if self.half is not None:
-            starts = [self.half * place for place in range(len(self.rows))]
-        elif isinstance(lengths, Tensor):
-            found = lengths.cumsum(0) - lengths
-            return found.flip(0) if reverse else found
-        else:
-            starts = list(itertools.accumulate(lengths, initial=0))[:-1]
-        return starts[::-1] if reverse else starts
-
-    def starts_on(self, device: torch.device, reverse: bool) -> Tensor:
-        """Return the same of two spans a rank on a device, without a copy from the CPU, which no CUDA graph holds."""
-        assert self.half is not None
-        starts = torch.arange(len(self.rows), device=device) * self.half
+        if self.half is None:
+            starts = lengths.cumsum(0) - lengths
+        else:  # made on the device: no CUDA graph holds a copy from the CPU
+            starts = torch.arange(len(self.rows), device=lengths.device) * self.half
         return starts.flip(0) if reverse else starts
 
 
@@ -65,8 +56,10 @@ def layout_of(who: str, spans: object, ranks: int, rank: int, length: int, *, re
 
     ``length`` is that of the items of this rank. Raises UnsupportedRequest.
     """
+    half: int | None = None
+    mine: tuple[int, ...] = (rank,)
     if spans is None:
-        rows, mine, half = list(range(ranks)), (rank,), None
+        rows = list(range(ranks))
     elif isinstance(spans, str) and spans == HEAD_TAIL:
         half, odd = divmod(length, 2)
         if odd:

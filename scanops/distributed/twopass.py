@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -70,7 +70,8 @@ class TwoPass:
             flags = torch.empty(scan.shape, dtype=torch.bool, device="meta")
             shard = replace(shard, tensors=shard.tensors._replace(starts=flags, offsets=None))
         self.scan, self._shard, self._layout, self._width = scan, shard, scan.layout, scan.layout.width
-        device, initial = given.x.device, given.initial
+        device = given.x.device
+        initial: Any = given.initial  # a tensor, or a number
         rising = list(range(len(scan.layout.rows)))
         # States lie in the order of ranks: where scan order is that backwards they are scanned in reverse, but for
         # flags, which are read in one direction, and for indices.
@@ -225,10 +226,7 @@ class TwoPass:
 
     def _find_starts(self, lengths: Tensor) -> tuple[Tensor]:
         """Return where the span at each position begins in the line."""
-        layout, reverse = self._layout, self.scan.call.reverse
-        if layout.half is not None:
-            return (layout.starts_on(self._device, reverse),)
-        return (layout.starts_of(lengths, reverse).to(self._device),)
+        return (self._layout.starts_of(lengths, self.scan.call.reverse).to(self._device),)
 
     def _place_flags(self, x: Tensor, offsets: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Return head flags in place of offsets, and where spans begin. Raises for positions that are not of a line."""
@@ -257,7 +255,7 @@ class TwoPass:
         initial = given.initial if self.number is None else None
         if self._shard.is_plain_sum:
             return (None, None, None, initial)
-        return (*given[:3], initial, *saved)  # type: ignore[return-value]
+        return (*given[:3], initial, *saved)
 
     def differentiate(self, needs: Needs, saved: Tensors | None, grads: Tensors, noted: int) -> Tensors:
         """Return the gradients as ``NAMES``; ``noted`` is the number of the forward pass."""

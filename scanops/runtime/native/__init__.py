@@ -272,11 +272,13 @@ def _raise_failure(launcher: Launcher, code: int, again: bool, index: int, strea
 
 def _enter_link(launcher: Launcher) -> None:
     """Let the next launch of a link follow its last one. Raises PeerLost."""
+    assert launcher.link is not None
     launcher.link.enter()
 
 
 def _abandon_link(launcher: Launcher) -> None:
     """Let kernels of other ranks end their waits for a launch that has failed."""
+    assert launcher.link is not None
     launcher.link.abandon()
 
 
