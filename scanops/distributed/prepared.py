@@ -67,14 +67,13 @@ class Prepared:
         )
         x = x if x.shape == self.shape else x.expand(self.shape)  # type: ignore[union-attr]
         found = (x, mask, gate, *given[3:6])
-        return Inputs(  # type: ignore[arg-type]
-            *[
-                each.resolve_conj().resolve_neg()
-                if isinstance(each, Tensor) and (each.is_conj() or each.is_neg())
-                else each
-                for each in found
-            ]
-        )
+        plain = [
+            each.resolve_conj().resolve_neg()
+            if isinstance(each, Tensor) and (each.is_conj() or each.is_neg())
+            else each
+            for each in found
+        ]
+        return Inputs(*plain)  # type: ignore[arg-type]
 
     def shard_with(self, tensors: Inputs) -> Shard:
         """Return the shard of these tensors."""
