@@ -82,11 +82,10 @@ def scan_traced(who: str, scan: Prepared, shard: Shard, initial: Initial) -> Out
     group, layout, indices = scan.group, scan.layout, bool(shard.row.indices)
     call = shard.call
     name = f"{who} {call.op} {call.dim} {shard.tensors.x.dtype} {shard.result} {call.reverse} {call.exclusive}"
-    offsets, lengths = shard.tensors.offsets, shard.tensors.x.new_empty(0)
-    if layout.half is None and (offsets is not None or indices):
+    offsets, begins = shard.tensors.offsets, shard.tensors.x.new_empty(0)
+    if offsets is not None or indices:
         length = torch.full((group.size, 1), shard.length, device=shard.tensors.x.device)
-        lengths = trade(group, TradeKey(f"lengths of {name}"), [length])[0][:, 0]
-    begins = layout.starts_of(lengths, call.reverse)
+        begins = layout.starts_of(trade(group, TradeKey(f"lengths of {name}"), [length])[0][:, 0], call.reverse)
     if offsets is not None:
         flags = scan.place_flags(shard.tensors.x, offsets, begins)
         shard = replace(shard, tensors=shard.tensors._replace(starts=flags, offsets=None))

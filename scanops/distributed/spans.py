@@ -44,8 +44,9 @@ class Layout(NamedTuple):
 
     def starts_of(self, lengths: Tensor, reverse: bool) -> Tensor:
         """Return where the span at each position begins in the line; ``lengths`` are those of the ranks' shards."""
-        if self.half is None:
-            starts = lengths.cumsum(0) - lengths
+        if self.half is None:  # by no scan of torch, which a block may have patched
+            before = torch.ones((len(lengths),) * 2, dtype=lengths.dtype, device=lengths.device).tril(-1)
+            starts = (before * lengths).sum(1)
         else:  # made on the device: no CUDA graph holds a copy from the CPU
             starts = torch.arange(len(self.rows), device=lengths.device) * self.half
         return starts.flip(0) if reverse else starts
