@@ -1,6 +1,7 @@
 """Functions of other packages with their own names and arguments, computed by scanops: change one import.
 
-``selective_scan_fn`` of mamba_ssm, ``chunk_local_cumsum`` and ``chunk_global_cumsum`` of fla, ``scan`` of
+``selective_scan_fn`` and ``selective_state_update`` of mamba_ssm, which ``provide`` lets other packages import where
+that package is not installed, ``chunk_local_cumsum`` and ``chunk_global_cumsum`` of fla, ``scan`` of
 accelerated_scan, ``generalized_advantage_estimate`` of torchrl, and ``associative_scan`` of torch. Each has gradients
 with respect to every tensor of a floating dtype, and runs on CPU tensors as well.
 """
@@ -8,6 +9,10 @@ with respect to every tensor of a floating dtype, and runs on CPU tensors as wel
 from __future__ import annotations
 
 import functools
+import importlib.machinery
+import importlib.util
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -29,8 +34,10 @@ __all__ = [
     "chunk_global_cumsum",
     "chunk_local_cumsum",
     "generalized_advantage_estimate",
+    "provide",
     "scan",
     "selective_scan_fn",
+    "selective_state_update",
 ]
 
 
@@ -49,18 +56,20 @@ def selective_scan_fn(
     delta_bias: Tensor | None = None,
     delta_softplus: bool = False,
     return_last_state: bool = False,
+    *,
+    cu_seqlens: Tensor | None = None,
+    initial_state: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return the output of a selective state-space layer: mamba_ssm's ``selective_scan_fn``.
 
     With ``d = softplus(delta + delta_bias)`` each channel and state has ``h[t] = exp(d[t] A) h[t-1] + d[t] B[t] u[t]``;
-    the result is ``(sum over states of C[t] h[t] + D u[t]) * silu(z[t])``. Gates and items are computed in the kernel
-    of the scan and not written to memory; the products ``C[t] h[t]`` of all states are. Computed in float32, or in
-    float64 for a float64 u.
+    the result is ``(sum over states of C[t] h[t] + D u[t]) * silu(z[t])``. All of that is computed in one kernel, which
+    writes the result alone. Computed in float32, or in float64 for a float64 u.
 
     Args:
         u: the input, [batch, channels, length].
         delta: the step sizes, of u's shape.
-        A: [channels, states], real or complex.
+        A: [channels, states], real or complex; at most 256 states.
         B: [channels, states], or varying with time: [batch, states, length] or [batch, groups, states, length]. With a
             complex A, complex or, where it varies, with real and imaginary parts in turns along a length twice as long.
         C: as B.
@@ -69,9 +78,12 @@ def selective_scan_fn(
         delta_bias: [channels]; added to delta.
         delta_softplus: pass the step sizes through softplus.
         return_last_state: also return the last h, [batch, channels, states].
+        cu_seqlens: boundaries of packed sequences along the length, [0, ..., length]; h starts again from 0 at each.
+        initial_state: h before the first item, [batch, channels, states]; with ``cu_seqlens`` of the first sequence.
 
     Returns:
-        A tensor of u's shape and dtype; with ``return_last_state`` a pair of that and of the last state.
+        A tensor of u's shape and dtype, which lies in memory as u does if u's channels are contiguous; with
+        ``return_last_state`` a pair of that and of the last state, with ``cu_seqlens`` that of the last sequence.
 
     Raises:
         UnsupportedRequest: shapes that do not go together.
@@ -84,7 +96,7 @@ def selective_scan_fn(
         >>> selective_scan_fn(one, one, torch.zeros(1, 1), one, one)  # A = 0 forgets nothing
         tensor([[[1., 2., 3.]]])
 
-    Gradient: by the kernels of a fused recurrence, which compute h again; nothing of the size of h is saved.
+    Gradient: by one kernel, which computes h again from states that were saved every so many steps.
 
     Source: Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces" (2023), algorithm 2.
     """
@@ -97,6 +109,7 @@ def selective_scan_fn(
     for name, each in (("D", D), ("delta_bias", delta_bias)):
         check(name, each, (channels,))
     check("z", z, (batch, channels, length))
+    check("initial_state", initial_state, (batch, channels, states))
     groups = next((each.shape[1] for each in (B, C) if each.ndim == 4), 1)
     if channels % groups:
         raise _make_error(
@@ -114,39 +127,190 @@ def selective_scan_fn(
             tensor = torch.view_as_complex(tensor.to(wide).reshape(*tensor.shape[:-1], length, 2))
         middle = () if tensor.ndim == 3 else (groups,)
         check(name, tensor, (batch, *middle, states, length))
-        return tensor.reshape(batch, -1, 1, states, length)
+        return (tensor.unsqueeze(1) if tensor.ndim == 3 else tensor).unsqueeze(2)
 
-    b, c = varying("B", B), varying("C", C)
-    inputs, steps = (each.reshape(batch, groups, -1, 1, length) for each in (u, delta))
-    bias = () if delta_bias is None else (by_channel(delta_bias),)
-    size = functional.softplus if delta_softplus else _keep
+    def by_time(tensor: Tensor) -> Tensor:
+        return tensor.unflatten(1, (groups, -1)).unsqueeze(3)
 
-    def gate_and_item(
-        u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, *bias: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        d = size(delta + bias[0] if bias else delta)
-        return torch.exp(d * a), d * b * u
+    given = {"u": by_time(u), "delta": by_time(delta), "a": by_channel(A), "b": varying("B", B), "c": varying("C", C)}
+    given |= {} if delta_bias is None else {"bias": by_channel(delta_bias)}
+    start = None if initial_state is None else initial_state.unflatten(1, (groups, -1))
+    if any(each.is_complex() for each in given.values()):
+        return _scan_complex_states(given, D, z, delta_softplus, return_last_state, cu_seqlens, start)
+    given |= {} if D is None else {"D": by_channel(D)}
+    given |= {} if z is None else {"z": by_time(z)}
+    gate_and_item, output, finish = _selective_functions(tuple(given), delta_softplus, u.dtype)
+    # Dimensions in the order of u's memory: then the result, which is contiguous, lies as u does.
+    by_channels = u.stride(1) == 1 and channels > 1
+    order, dim, states_dim = ((0, 4, 1, 2, 3), 1, 4) if by_channels else ((0, 1, 2, 3, 4), 4, 3)
+    y, last = api.scan(
+        tuple(each.permute(order) for each in given.values()),
+        "linear",
+        dim,
+        dtype=wide,
+        map=gate_and_item,
+        then=output,
+        sum=states_dim,
+        finish=finish,
+        initial=start,
+        return_final=True,
+        offsets=cu_seqlens,
+    )
+    y = y.flatten(2).transpose(1, 2) if by_channels else y.flatten(1, 2)
+    return (y, last.flatten(1, 2)) if return_last_state else y
 
-    def output(h: Tensor, u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, *bias: Tensor) -> Tensor:
-        return h * c
 
-    if any(each.is_complex() for each in (A, b, c)):
-        tensors = (inputs.to(wide), steps.to(wide), by_channel(A), b, c, *(each.to(wide) for each in bias))
-        gate, item = gate_and_item(*tensors)
-        h, last = api.linear_scan(gate, item, -1, return_final=True)
-        products = h * c
-    else:
-        tensors = (inputs, steps, by_channel(A), b, c, *bias)
-        found = api.scan(
-            tensors, "linear", -1, dtype=wide, map=gate_and_item, then=output, return_final=return_last_state
-        )
-        products, last = found if return_last_state else (found, found)
-    y = products.sum(3).reshape(batch, channels, length)
-    y = 2 * y.real if y.is_complex() else y
-    y = y if D is None else y + u.to(wide) * D.unsqueeze(-1)
+def _selective_functions(
+    names: tuple[str, ...], softplus: bool, dtype: torch.dtype
+) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+    """The functions of a selective scan of the tensors with these names, whose result has a dtype."""
+
+    def gate_and_item(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+        of = dict(zip(names, tensors, strict=True))
+        d = of["delta"] + of["bias"] if "bias" in names else of["delta"]
+        d = functional.softplus(d) if softplus else d
+        return torch.exp(d * of["a"]), (d * of["u"]) * of["b"]
+
+    def output(h: Tensor, *tensors: Tensor) -> Tensor:
+        return h * tensors[names.index("c")]
+
+    def finish(y: Tensor, *tensors: Tensor) -> Tensor:
+        of = dict(zip(names, tensors, strict=True))
+        y = y + of["u"] * of["D"] if "D" in names else y
+        y = y * functional.silu(of["z"]) if "z" in names else y
+        return y.to(dtype)
+
+    return gate_and_item, output, finish
+
+
+def _scan_complex_states(
+    given: dict[str, Tensor],
+    D: Tensor | None,
+    z: Tensor | None,
+    softplus: bool,
+    return_last_state: bool,
+    offsets: Tensor | None,
+    start: Tensor | None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The selective scan of complex states, which are written to memory."""
+    dtype = given["u"].dtype
+    wide = torch.promote_types(dtype, torch.float32)
+    u, d = given["u"].to(wide), given["delta"].to(wide)
+    d = d + given["bias"].to(wide) if "bias" in given else d
+    d = functional.softplus(d) if softplus else d
+    h, last = api.linear_scan(
+        torch.exp(d * given["a"]), d * u * given["b"], -1, offsets=offsets, initial=start, return_final=True
+    )
+    y = (2 * (h * given["c"]).real.sum(3)).flatten(1, 2)
+    y = y if D is None else y + u.squeeze(3).flatten(1, 2) * D.unsqueeze(-1)
     y = y if z is None else y * functional.silu(z.to(wide))
-    y = y.to(u.dtype)
-    return (y, last.reshape(batch, channels, states)) if return_last_state else y
+    y = y.to(dtype)
+    return (y, last.flatten(1, 2)) if return_last_state else y
+
+
+def selective_state_update(
+    state: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+    state_batch_indices: Tensor | None = None,
+) -> Tensor:
+    """Return the output of one step of decoding, and update the state in place: mamba_ssm's function of that name.
+
+    With ``d = softplus(dt + dt_bias)`` the state becomes ``exp(d A) state + d B x``, and the result is
+    ``(sum over states of C state + D x) * silu(z)``. Shapes are those with heads, or all of them without.
+
+    Args:
+        state: [batch, heads, channels, states]; overwritten.
+        x: the input, [batch, heads, channels].
+        dt: the step sizes, of x's shape.
+        A: [heads, channels, states].
+        B: [batch, groups, states], where groups divide heads; without heads [batch, states].
+        C: as B.
+        D: [heads, channels]; weights of x in the result.
+        z: a tensor of x's shape; the result is multiplied by ``silu(z)``.
+        dt_bias: [heads, channels]; added to dt.
+        dt_softplus: pass the step sizes through softplus.
+        state_batch_indices: [batch]; which entry of the state's first dimension each item of the batch has.
+
+    Returns:
+        A tensor of x's shape and dtype.
+
+    Raises:
+        UnsupportedRequest: shapes that do not go together.
+        BuildFailure: the kernel is not in the store and could not be built.
+
+    Example:
+        >>> import torch
+        >>> from scanops.compat import selective_state_update
+        >>> state, one = torch.ones(1, 1, 2), torch.ones(1, 1)
+        >>> selective_state_update(state, one, one, torch.zeros(1, 2), torch.ones(1, 2), torch.ones(1, 2))
+        tensor([[4.]])
+        >>> state
+        tensor([[[2., 2.]]])
+
+    Gradient: none, as of mamba_ssm's.
+    """
+    who, heads_there = "selective_state_update", isinstance(state, Tensor) and state.ndim == 4
+    shape = "[batch, heads, channels, states]" if heads_there else "[batch, channels, states]"
+    *_, channels, states = _sizes(who, "state", state, shape, 4 if heads_there else 3)
+    heads = (state.shape[1],) if heads_there else ()
+    batch = _sizes(who, "x", x, "of the state without states", 2 + heads_there)[0]
+    lines = (*heads, channels)
+    groups = B.shape[1:2] if heads_there else ()
+    for name, each, wanted in (
+        ("x", x, (batch, *lines)),
+        ("dt", dt, (batch, *lines)),
+        ("A", A, (*lines, states)),
+        ("B", B, (batch, *groups, states)),
+        ("C", C, (batch, *groups, states)),
+        ("D", D, lines),
+        ("z", z, (batch, *lines)),
+        ("dt_bias", dt_bias, lines),
+        ("state_batch_indices", state_batch_indices, (batch,)),
+    ):
+        _check_shape(who, name, each, wanted)
+    if groups and heads[0] % groups[0]:
+        raise _make_error(who, f"groups that divide {heads[0]} heads", f"{groups[0]} groups", "repeat B")
+    split = groups[0] if groups else 1
+
+    def by_line(tensor: Tensor, *sizes: int) -> Tensor:  # batch, group, head of the group, channel, state, step
+        return tensor.reshape(-1, split, heads[0] // split if heads else 1, channels, *sizes, 1)
+
+    def shared(tensor: Tensor) -> Tensor:
+        return tensor.reshape(batch, split, 1, 1, states, 1)
+
+    with torch.no_grad():
+        given = {"u": by_line(x, 1), "delta": by_line(dt, 1), "a": by_line(A, states), "b": shared(B), "c": shared(C)}
+        for name, each in (("bias", dt_bias), ("D", D), ("z", z)):
+            given |= {} if each is None else {name: by_line(each, 1)}
+        rows = None if state_batch_indices is None else state_batch_indices.long()
+        before = state if rows is None else state.index_select(0, rows)
+        gate_and_item, output, finish = _selective_functions(tuple(given), dt_softplus, x.dtype)
+        y, last = api.scan(
+            tuple(given.values()),
+            "linear",
+            5,
+            dtype=torch.promote_types(x.dtype, torch.float32),
+            map=gate_and_item,
+            then=output,
+            sum=4,
+            finish=finish,
+            initial=before.reshape(batch, split, -1, channels, states),
+            return_final=True,
+        )
+        after = last.reshape(before.shape).to(state.dtype)
+        if rows is None:
+            state.copy_(after)
+        else:
+            state.index_copy_(0, rows, after)
+        return y.reshape(x.shape)
 
 
 def chunk_local_cumsum(
@@ -534,11 +698,74 @@ def _make_operator(combine: Combine, leaves: list[Tensor]) -> FieldOperator:
     )
 
 
+# ---- packages that are not installed
+
+_MAMBA = "mamba_ssm"
+_VERSION = "1.2.0+scanops"  # of the interface: the functions of Mamba-2 came with 2.0
+
+
+def provide(package: str) -> bool:
+    """Let other packages import functions of ``package`` from scanops, where that package is not installed.
+
+    For ``"mamba_ssm"``: ``selective_scan_fn`` of ``mamba_ssm.ops.selective_scan_interface`` and
+    ``selective_state_update`` of ``mamba_ssm.ops.triton.selective_state_update``. That is where transformers looks when
+    it imports the module of a Mamba model: call this before. ``scanops doctor`` says what can be provided.
+
+    Args:
+        package: ``"mamba_ssm"``.
+
+    Returns:
+        Whether the functions are those of scanops: False where the package is installed, which nothing hides.
+
+    Raises:
+        UnsupportedRequest: another package.
+
+    Example:
+        >>> import scanops.compat
+        >>> scanops.compat.provide("mamba_ssm")
+        True
+        >>> from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
+        >>> selective_scan_fn is scanops.compat.selective_scan_fn
+        True
+    """
+    if package != _MAMBA:
+        hint = "import the function from scanops.compat, or change the import of the other package"
+        raise UnsupportedRequest(
+            "provide: scanops has no functions of that package",
+            allowed=repr(_MAMBA),
+            value=f"package={format_value(package)}",
+            hint=hint,
+        )
+    if is_provided(package):
+        return True
+    if package in sys.modules or importlib.util.find_spec(package) is not None:
+        return False
+    functions: dict[str, dict[str, Any]] = {
+        _MAMBA: {"__version__": _VERSION, "PROVIDER": "scanops"},
+        f"{_MAMBA}.ops": {},
+        # Of releases of transformers that import it by name, and go without it where it is None.
+        f"{_MAMBA}.ops.selective_scan_interface": {"selective_scan_fn": selective_scan_fn, "mamba_inner_fn": None},
+        f"{_MAMBA}.ops.triton": {},
+        f"{_MAMBA}.ops.triton.selective_state_update": {"selective_state_update": selective_state_update},
+    }
+    for name, members in functions.items():
+        module = types.ModuleType(name, f"Functions of {_MAMBA}, computed by scanops.")
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
+        module.__path__ = []
+        module.__dict__.update(members)
+        sys.modules[name] = module
+        parent, _, last = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], last, module)
+    return True
+
+
+def is_provided(package: str) -> bool:
+    """Return whether the modules of a package are those that ``provide`` has made."""
+    return getattr(sys.modules.get(package), "PROVIDER", None) == "scanops"
+
+
 # ---- checks
-
-
-def _keep(x: Tensor) -> Tensor:
-    return x
 
 
 def _sizes(who: str, name: str, tensor: Any, allowed: str, count: int) -> tuple[int, ...]:

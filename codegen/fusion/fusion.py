@@ -310,10 +310,11 @@ class Fusion:
                 value=", ".join(differing),
                 hint="take map and the other fields from one recording",
             )
-        if len(self.operands) > MOST_OPERANDS:
+        most = MOST_OPERANDS + bool(spec.states)  # with head flags beside those of a call
+        if len(self.operands) > most:
             raise UnsupportedRequest(
                 f"{spec.op}: map is of too many tensors for a kernel",
-                allowed=f"1 to {MOST_OPERANDS} tensors",
+                allowed=f"1 to {most} tensors",
                 value=f"{len(self.operands)} tensors",
                 hint="combine some of them before the scan",
             )

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,6 +88,125 @@ def test_selective_scan(b: int, c: int, emulated: bool) -> None:
             hold(call, reference, *tensors)
     else:
         hold(call, reference, *tensors)
+
+
+@pytest.mark.parametrize("channels_contiguous", [False, True])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_selective_scan_of_packed_sequences(groups: int, channels_contiguous: bool, device: str) -> None:
+    """As each sequence alone; the first one goes on from a state, and the last one's state is returned."""
+    make, real = torch.Generator().manual_seed(0), {"dtype": torch.float64}
+    length, bounds = 30, [0, 4, 4, 17, 30]
+    u, delta, z = (torch.randn(B, CHANNELS, length, generator=make, **real) for _ in range(3))
+    b, c = (torch.randn(B, groups, N, length, generator=make, **real) for _ in range(2))
+    rest = [torch.randn(shape, generator=make, **real) for shape in ((CHANNELS, N), (CHANNELS,), (CHANNELS,))]
+    state = torch.randn(B, CHANNELS, N, generator=make).double()
+    options = {"delta_softplus": True, "return_last_state": True}
+
+    def call(u: torch.Tensor, delta: torch.Tensor, z: torch.Tensor, b: Any, c: Any, *rest: torch.Tensor) -> Any:
+        a, d, bias, state = rest
+        turned = u.transpose(1, 2).contiguous().transpose(1, 2) if channels_contiguous else u
+        offsets = torch.tensor(bounds, dtype=torch.int32, device=u.device)
+        y, last = compat.selective_scan_fn(
+            turned, delta, -a.abs(), b, c, d, z, bias, cu_seqlens=offsets, initial_state=state, **options
+        )
+        assert y.stride(1) == 1 if channels_contiguous else y.is_contiguous()
+        return y, last
+
+    def reference(u: torch.Tensor, delta: torch.Tensor, z: torch.Tensor, b: Any, c: Any, *rest: torch.Tensor) -> Any:
+        a, d, bias, state = rest
+        found, last = [], state
+        for begin, end in itertools.pairwise(bounds):
+            if begin < end:
+                parts = [each[..., begin:end] for each in (u, delta, b, c, z)]
+                initial = state if begin == 0 else torch.zeros_like(state)
+                y, last = compat.selective_scan_fn(
+                    parts[0], parts[1], -a.abs(), *parts[2:4], d, parts[4], bias, initial_state=initial, **options
+                )
+                found.append(y)
+        return torch.cat(found, -1), last
+
+    tensors = [each.to(device) for each in (u, delta, z, b, c, *rest, state)]
+    if device == "cpu":
+        hold(call, reference, *tensors)
+    else:
+        torch.testing.assert_close(call(*tensors), reference(*tensors))
+
+
+@pytest.mark.parametrize("heads", [0, 4])
+@pytest.mark.parametrize("indexed", [False, True])
+def test_steps_of_decoding(indexed: bool, heads: int, device: str) -> None:
+    """As the formula of mamba_ssm, in place; without heads as a scan of one step."""
+    make = torch.Generator().manual_seed(0)
+    lines, groups = (heads, 3) if heads else (CHANNELS,), (2,) if heads else ()
+    state = torch.randn(5, *lines, N, generator=make).to(device)
+    rows = torch.tensor([3, 1], device=device) if indexed else torch.arange(2, device=device)
+    state = state if indexed else state[:2]
+    x, dt, z = (torch.randn(2, *lines, generator=make).to(device) for _ in range(3))
+    b, c = (torch.randn(2, *groups, N, generator=make).to(device) for _ in range(2))
+    a = -torch.rand(*lines, N, generator=make).to(device)
+    d, bias = (torch.randn(lines, generator=make).to(device) for _ in range(2))
+    step = functional.softplus(dt + bias).unsqueeze(-1)
+    whole_b, whole_c = ((each.repeat_interleave(heads // 2, 1) if heads else each).unsqueeze(-2) for each in (b, c))
+    after = torch.exp(step * a) * state[rows] + step * whole_b * x.unsqueeze(-1)
+    expected = ((after * whole_c).sum(-1) + d * x) * functional.silu(z)
+    whole = state.clone()
+    whole[rows] = after
+    indices = rows.int() if indexed else None
+    y = compat.selective_state_update(state, x, dt, a, b, c, d, z, bias, True, indices)
+    torch.testing.assert_close((y, state), (expected, whole))
+    if not (heads or indexed):
+        scanned = compat.selective_scan_fn(
+            *(each.unsqueeze(-1) for each in (x, dt)), a, *(each.unsqueeze(-1) for each in (b, c)), delta_softplus=True
+        )
+        again = compat.selective_state_update(torch.zeros_like(state), x, dt, a, b, c, dt_softplus=True)
+        torch.testing.assert_close(again, scanned[..., 0])
+
+
+MAMBA = """
+import sys, torch
+if sys.argv[1] == "provided":
+    import scanops.compat
+    assert scanops.compat.provide("mamba_ssm") and scanops.compat.provide("mamba_ssm")
+import transformers
+torch.manual_seed(0)
+config = transformers.MambaConfig(vocab_size=40, hidden_size=16, state_size=4, num_hidden_layers=2, pad_token_id=0)
+model, ids = transformers.MambaForCausalLM(config), torch.randint(1, 40, (2, 9))
+optimizer, losses = torch.optim.SGD(model.parameters(), 0.1), []
+for _ in range(3):
+    loss = model(ids, labels=ids).loss
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.detach())
+model.eval()
+found = model.generate(ids, max_new_tokens=6, do_sample=False, return_dict_in_generate=True, output_logits=True)
+print("mamba_ssm" in sys.modules)
+torch.save((torch.stack(losses), found.sequences, torch.stack(found.logits)), sys.argv[2])
+"""
+
+
+def test_models_of_transformers(tmp_path: Path) -> None:
+    """Training and generation of a Mamba model with what is provided, and by the loops of transformers itself."""
+    pytest.importorskip("transformers")
+    found = []
+    for name in ("provided", "own"):
+        command = [sys.executable, "-c", MAMBA, name, str(tmp_path / name)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == str(name == "provided")
+        assert ("falling back" in done.stderr and "selective_scan_fn" in done.stderr) == (name == "own")
+        found.append(torch.load(tmp_path / name))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_installed_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mamba_ssm.py").write_text("own = True")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert not compat.provide("mamba_ssm") and not compat.is_provided("mamba_ssm")
+    assert importlib.import_module("mamba_ssm").own and not compat.provide("mamba_ssm")
+    monkeypatch.delitem(sys.modules, "mamba_ssm")
+    with pytest.raises(UnsupportedRequest, match="package='fla'"):
+        compat.provide("fla")
 
 
 def test_selective_scan_without_extras() -> None:
