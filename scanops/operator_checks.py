@@ -127,6 +127,7 @@ class Check:
     def _broken_laws(self, dtypes: Dtypes) -> Iterator[Finding]:
         """Yield the counterexamples to each law, of states of one item before those of several."""
         fusion, generator = trace(self.op, dtypes), torch.Generator().manual_seed(self.seed)
+        names = [each.name for each in fusion.fields] if self.op.step else list(self.op.dtypes)
 
         def combine(older: State, newer: State) -> State:
             found = evaluate(fusion.nodes, fusion.combine, {"older": older, "newer": newer}, {})
@@ -142,7 +143,7 @@ class Check:
             sides = (combine(none, a), a), (combine(a, none), a), (combine(combine(a, b), c), combine(a, combine(b, c)))
             for (law, operands, *words), pair in zip(LAWS, sides, strict=True):
                 self.report.laws += TRIPLES
-                for field, left, right in zip(fusion.fields, *pair, strict=True):
+                for name, left, right in zip(names, *pair, strict=True):
                     scale = size_of(left).maximum(size_of(right))
                     for test in apart(left, right, scale, 1e-9).nonzero().flatten().tolist():
                         shown = (
@@ -150,7 +151,7 @@ class Check:
                             for letter, (begin, end) in zip(operands, itertools.pairwise(ends), strict=False)
                         )
                         values = f"{words[0]} has {left[test].item()}, but {words[1]} {right[test].item()}"
-                        example = f"in the field {field.name!r}, {values}, for {'; '.join(shown)}"
+                        example = f"in the field {name!r}, {values}, for {'; '.join(shown)}"
                         yield Finding(law, _words(dtypes), example)
 
     def _wrong_scans(self, dtypes: Dtypes, lengths: Sequence[int]) -> Iterator[Finding]:
