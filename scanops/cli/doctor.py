@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import platform
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -141,7 +143,18 @@ def examine() -> tuple[list[Diagnosis], dict[str, bool]]:
         "emulate": torch.ok and ((cxx.ok and keeps) or CPU in served),
         "compose": torch.ok,
     }
-    return [torch, gpu, driver, *tools, builders, store, *packs, finding("native calls", native_calls), *chosen], able
+    return [
+        torch,
+        gpu,
+        driver,
+        *tools,
+        builders,
+        store,
+        *packs,
+        finding("native calls", native_calls),
+        finding("mamba_ssm", _mamba),
+        *chosen,
+    ], able
 
 
 # ---- torch and the GPU
@@ -215,6 +228,18 @@ def native_calls(facts: dict[str, Any]) -> str:
         raise Flaw("missing", summary, following)
     facts["path"] = str(entry.directory)
     return str(entry.directory)
+
+
+def _mamba(facts: dict[str, Any]) -> str:
+    """Check where models find the functions of mamba_ssm. Imports nothing."""
+    compat = sys.modules.get("scanops.compat")
+    if compat is not None and compat.is_provided("mamba_ssm"):
+        facts["provided"] = True
+        return "not installed; scanops provides its functions in this process"
+    facts["provided"] = False
+    if "mamba_ssm" in sys.modules or importlib.util.find_spec("mamba_ssm") is not None:
+        return "installed: models use its own functions"
+    return 'not installed; scanops.compat.provide("mamba_ssm") lets transformers import its functions from scanops'
 
 
 # ---- compilers

@@ -180,7 +180,9 @@ for _ in range(3):
     losses.append(loss.detach())
 model.eval()
 found = model.generate(ids, max_new_tokens=6, do_sample=False, return_dict_in_generate=True, output_logits=True)
-print("mamba_ssm" in sys.modules)
+from scanops.cli.doctor import examine
+(row,) = [each for each in examine()[0] if each.name == "mamba_ssm"]
+print(row.facts["provided"] == ("mamba_ssm" in sys.modules) and row.facts["provided"])
 torch.save((torch.stack(losses), found.sequences, torch.stack(found.logits)), sys.argv[2])
 """
 
