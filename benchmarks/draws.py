@@ -258,7 +258,7 @@ def _size(pick: random.Random, least: float, most: float) -> int:
     most = max(least, most)
     size = least * (most / least) ** pick.random()
     step = pick.choice((0, 8, 1))
-    return max(1, 2 ** round(math.log2(size)) if step == 0 else round(size / step) * step)
+    return max(1, 1 << round(math.log2(size)) if step == 0 else round(size / step) * step)
 
 
 def _shape(pick: random.Random, layout: str, items: int) -> tuple[tuple[int, ...], int]:

@@ -125,7 +125,7 @@ def random_tables() -> list[str]:
 def of_four(row: Row) -> float:
     """Return the speed of a sharded scan by its faster method, as a fraction of four times that of one GPU."""
     times = [row[name] for name in ("onepass_ms", "twopass_ms") if row.get(name)]
-    return float(row["one_gpu_ms"]) / min(times)
+    return float(row["one_gpu_ms"] / min(times))
 
 
 def numbers(document: Row) -> list[str]:

@@ -94,7 +94,7 @@ def load_cub() -> Function:
 @functools.cache
 def compiled_associative(dim: int) -> Function:
     """Return torch's associative scan of a recurrence, compiled."""
-    return torch.compile(partial(associative, dim=dim))  # type: ignore[no-any-return]
+    return torch.compile(partial(associative, dim=dim))
 
 
 def exponential(gate: torch.Tensor, x: torch.Tensor) -> Tensors:
@@ -159,8 +159,8 @@ def contests(device: str, small: bool = False) -> Iterator[Contest]:
         ("sums of sequences", "chunk_global_cumsum", (8, 4096, 8, 128), {}),
         ("sums of packed sequences", "chunk_global_cumsum", (1, 8192, 32), {"cu_seqlens": offsets}),
     )
-    for words, function, shape, options in sums:
-        x = normal(*shape)
+    for words, function, sizes, options in sums:
+        x = normal(*sizes)
         yield Contest(
             name=title(words, x),
             inputs=(x,),
