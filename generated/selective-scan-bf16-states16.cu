@@ -6,7 +6,7 @@
 //          16 states of a line in the registers of 4 threads, 4 each
 // numbers  rule: states
 // target   sm_90
-// content  sha256 99e15c869192eef0 of everything below this banner
+// content  sha256 8449ae478b570871 of everything below this banner
 // again    scanops.scan with the same map, then and tensors
 
 #ifndef __CUDACC_RTC__
@@ -209,10 +209,9 @@ linear_bf16_any_by8_states16_map_d0257f1b512da380ca3c_rows_saves_states(const __
         load_items<true>(x6_items, x6_at + from * further6.step, further6.line, further6.step, place.lines, count);
 #pragma unroll
         for (int i = 0; i < kTileLoads; ++i) {
-            const int step = tile_step(i), state = tile_state(i);
-            [[maybe_unused]] const bool exists = step < count && state < kStates;
-            x3_loads[i] = exists ? x3_at[(from + step) * further3.step + state * further3.state] : Further3{};
-            x4_loads[i] = exists ? x4_at[(from + step) * further4.step + state * further4.state] : Further4{};
+            const int step = min(tile_step(i), count - 1), state = min(tile_state(i), kStates - 1);
+            x3_loads[i] = x3_at[(from + step) * further3.step + state * further3.state];
+            x4_loads[i] = x4_at[(from + step) * further4.step + state * further4.state];
         }
     }
     int buffer = 0;
@@ -259,10 +258,9 @@ linear_bf16_any_by8_states16_map_d0257f1b512da380ca3c_rows_saves_states(const __
                 load_items<true>(x6_items, x6_at + from * further6.step, further6.line, further6.step, place.lines, count);
 #pragma unroll
                 for (int i = 0; i < kTileLoads; ++i) {
-                    const int step = tile_step(i), state = tile_state(i);
-                    [[maybe_unused]] const bool exists = step < count && state < kStates;
-                    x3_loads[i] = exists ? x3_at[(from + step) * further3.step + state * further3.state] : Further3{};
-                    x4_loads[i] = exists ? x4_at[(from + step) * further4.step + state * further4.state] : Further4{};
+                    const int step = min(tile_step(i), count - 1), state = min(tile_state(i), kStates - 1);
+                    x3_loads[i] = x3_at[(from + step) * further3.step + state * further3.state];
+                    x4_loads[i] = x4_at[(from + step) * further4.step + state * further4.state];
                 }
             }
         }

@@ -51,9 +51,9 @@ __device__ __forceinline__ int item_step(int k) {
                        : (int)threadIdx.x % kLanes * kAccess + k / kAccess * (kLanes * kAccess) + k % kAccess;
 }
 
-// Load this thread's items of a tile of so many lines and steps. Steps that do not exist are 0; in the place of lines
-// that do not, the last one is read. `runs`: the items of a run are contiguous in memory, and begin on a boundary of
-// an access; then the lines of runs along them are a multiple of a run.
+// Load this thread's items of a tile of so many lines and steps. In the place of lines and steps that do not exist, the
+// last ones are read. `runs`: the items of a run are contiguous in memory, and begin on a boundary of an access; then
+// the lines or steps along them are a multiple of a run.
 template <bool runs, class Item>
 __device__ __forceinline__ void load_items(Item (&items)[kItems], const Item* tile, Position line_stride,
                                            Position step_stride, int lines, int steps) {
@@ -62,17 +62,16 @@ __device__ __forceinline__ void load_items(Item (&items)[kItems], const Item* ti
         const int line = item_line(k), step = item_step(k);
         if constexpr (runs && kAccess > 1) {
             constexpr bool kBackwards = kReverse && !kAlongLines;
-            Item run[kAccess] = {};
-            const int near = min(line, lines - kItemLines);
-            if (step < steps)
-                load_run<kAccess>(run, tile + near * line_stride + (step + (kBackwards ? kAccess - 1 : 0)) * step_stride);
+            const int near = min(line, lines - kItemLines), soon = min(step, steps - kAccess / kItemLines);
+            Item run[kAccess];
+            load_run<kAccess>(run, tile + near * line_stride + (soon + (kBackwards ? kAccess - 1 : 0)) * step_stride);
 #pragma unroll
             for (int j = 0; j < kAccess; ++j) items[k + j] = run[kBackwards ? kAccess - 1 - j : j];
         } else {
 #pragma unroll
             for (int j = 0; j < kAccess; ++j) {
-                const int at = min(item_line(k + j), lines - 1), when = item_step(k + j);
-                items[k + j] = when < steps ? tile[at * line_stride + when * step_stride] : Item{};
+                const int at = min(item_line(k + j), lines - 1), when = min(item_step(k + j), steps - 1);
+                items[k + j] = tile[at * line_stride + when * step_stride];
             }
         }
     }
