@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+import scanops
 from scanops.build_request import BuildRequest
 from scanops.codegen.abi import ABI
 from scanops.codegen.exports.formats import FORMATS, export
@@ -146,6 +147,18 @@ def test_refused(slugs: str, format: str, allowed: str) -> None:
         parsed(slugs.split(), format)
     assert allowed in caught.value.allowed or allowed in caught.value.value
     assert f"--format {format}" not in caught.value.hint  # the command that was refused
+
+
+def test_sums_over_lines_are_refused() -> None:
+    """Their kernels take structures, which no launcher of plain arguments has yet."""
+    x, b = torch.rand(2, 8, 64, 4), torch.rand(2, 8, 64, 1)
+    with scanops.emulate(), scanops.record() as used:
+        scanops.scan((x, b), "linear", 2, map=lambda x, b: (x, b), then=lambda h, x, b: h * b, sum=-3)
+    (spec,) = used.specs
+    for format in FORMATS:
+        with pytest.raises(UnsupportedRequest, match="no sum over lines") as caught:
+            export(spec, format)
+        assert f"scanops generate {spec.slug}" in caught.value.hint
 
 
 @pytest.mark.parametrize("format", FORMATS)

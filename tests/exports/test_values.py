@@ -140,6 +140,12 @@ def expressions() -> tuple[tuple[Any, int, tuple[torch.Tensor, ...], tuple[torch
             (x, bias, scale),
             ((F.softplus(x + bias) * scale).cumsum(1), x + bias),
         ),
+        (  # an operand of one item per step
+            lambda x, step: scanops.scan((x, step), "sum", 1, map=lambda x, step: x * step),
+            1,
+            (x, step := torch.rand(2, 100, 1)),
+            ((x * step).cumsum(1),),
+        ),
         (
             lambda gate, each, line: scanops.scan(
                 (gate, each, line), "linear", -1, map=lambda gate, each, line: (gate, each * line)
