@@ -165,17 +165,10 @@ def _as_fields(spec: ScanSpec, value: str, expressions: tuple[str, ...]) -> tupl
 
 
 def _convert_operand(item: str, dtype: str | None, spec: ScanSpec, value: str) -> str:
-    """An operand beside the items converted to the accumulator, not by way of a half type of the results.
-
-    A gate of 0.999 would become 1 in bfloat16.
-    """
+    """An operand beside the items, converted to the accumulator."""
     if dtype is None:
         return ""
     row = dtype_named(dtype)
-    if row.kind == "float" and spec.accumulator.kind == "float":
-        text, to = row.read.format(x=item), accumulator_of(spec.accumulator)
-        text = _convert(text, row, to)
-        return text if value == to.value else _plain(f"({value})({text})")
     return _accumulate(row.read.format(x=item), row, spec, value)
 
 
@@ -202,7 +195,8 @@ def _element(spec: ScanSpec, value: str) -> str:
     """
     term, text = spec.input, spec.input.read.format(x="x")
     if spec.weight:
-        term, left = spec.term, _convert(text, spec.input, spec.term)
+        term = _widen(spec.term)
+        left = _convert(text, spec.input, term)
         right = _convert(spec.weight.read.format(x="m"), spec.weight, term)
         if term.kind in ("float", "complex"):
             text = f"{left} * {right}"
@@ -212,9 +206,18 @@ def _element(spec: ScanSpec, value: str) -> str:
 
 
 def _accumulate(text: str, source: DType, spec: ScanSpec, value: str) -> str:
-    """A value converted to the dtype that is scanned in, then to the C type of the accumulator."""
-    text = _convert(text, source, spec.accumulator)
-    return text if value == spec.accumulator.value else _plain(f"({value})({text})")
+    """A value converted to the dtype that is scanned in, then to the C type of the accumulator.
+
+    Not by way of a half type of the results, which alone are rounded: a gate of 0.999 would become 1 in bfloat16.
+    """
+    to = _widen(spec.accumulator)
+    text = _convert(text, source, to)
+    return text if value == to.value else _plain(f"({value})({text})")
+
+
+def _widen(dtype: DType) -> DType:
+    """float32 for half types; any other dtype."""
+    return accumulator_of(dtype) if dtype.kind == "float" else dtype
 
 
 def _convert(text: str, source: DType, to: DType) -> str:

@@ -13,10 +13,11 @@ from scanops.dtensors import run_call
 from scanops.forks import LATE, load_late
 from scanops.fusion.calls import scan_fused
 from scanops.keywords import Ends, Final, Pair
-from scanops.ops.dispatch import broadcast_gates, call_of, gate_of, learn_chunks, plain_name
+from scanops.ops.dispatch import call_of, learn_chunks, plain_name, prepare_recurrence
 from scanops.requests.packed_sequences import is_jagged, split_chunks, unpack_nested
 from scanops.requests.placement import OPEN, find_placement
 from scanops.requests.request import Tensors
+from scanops.requests.segments import select_last
 from scanops.runtime import native
 
 if TYPE_CHECKING:
@@ -62,6 +63,9 @@ def _run_plain(tensors: tuple[Any, ...], outs: Tensors, options: tuple[Any, ...]
     """Return the results of ``run_scan`` for a scan of plain tensors, whose chunks are not a view."""
     call, given, eager = call_of(tensors, outs, options)
     found = run_call(call, given, outs, eager=eager)
+    if call.per_segment and options[4] is True and getattr(given.initial, "ndim", 0) == 0:  # which is of all segments
+        assert given.offsets is not None
+        found = (*found[:-1], select_last(found[-1], given.offsets, call.dim, call.reverse))
     return found if call.final or len(outs) > 1 else found[0]
 
 
@@ -137,7 +141,7 @@ def scan(
         segment_starts: head flags: True where a segment begins and the scan starts again.
         offsets: boundaries of segments that are the same in every line, as ``cu_seqlens``.
         chunk: start again every ``chunk`` items of a line or segment.
-        dtype: the dtype of the result, to which items are converted before they are scanned.
+        dtype: the dtype of the result, to whose accumulator items are converted before they are scanned.
         accumulate: the dtype to compute in, or ``"compensated"`` (sums and products).
         out: a tensor to write the result to: of the result's shape, on x's device, with the dtype that the result
             is to have. It may be x itself.
@@ -211,12 +215,12 @@ def cumsum(
         reverse: scan from the last item to the first.
         exclusive: leave ``x[i]`` out of ``y[i]``: the first result is the identity of the operator, or ``initial``.
         initial: the carry-in, which takes the place of the identity: a number, or a tensor that broadcasts to x's
-            shape without ``dim``, one value for each line. With ``offsets``, a tensor of as many dimensions as x
-            has one value for each segment, with the segments in place of ``dim``.
-        return_final: also return the carry-out, the final state of each line; of each segment if it is
-            ``"segments"``, or if ``initial`` has one value for each segment. Chunks of a stream that are scanned
-            one after another, each with the carry-out of the last as its ``initial``, give the results of one scan,
-            floats to within rounding.
+            shape without ``dim``, one value for each line. Beside ``offsets`` each segment starts from it: from one
+            number, or from a value of its own in a tensor of x's shape with the segments in place of ``dim``.
+        return_final: also return the carry-out, the final state of each line; of each segment if it is ``"segments"``,
+            or if ``initial`` is a tensor with a value for each segment. Chunks of a stream that are scanned one after
+            another, each with the carry-out of the last as its ``initial``, give the results of one scan, floats to
+            within rounding.
         complete: return n + 1 results for n items, such as offsets from lengths: the carry-in or the identity, then
             the inclusive results; with ``reverse`` the carry-in is last. Not together with ``exclusive``,
             ``return_final`` or segments.
@@ -229,10 +233,10 @@ def cumsum(
         chunk: start again every ``chunk`` items of a line, or of each segment of ``offsets``; the last chunk may be
             shorter. In reverse the chunks hold the same items. Not together with other segments, carries or
             ``complete``.
-        dtype: the dtype of the result; items are converted to it before they are scanned. By default x's dtype, or
-            torch's promotion of ``x * mask``; int64 for sums and products of bool and integers; bool for logical
-            operators; float32 for 8-bit floats, which no result has. float16 and bfloat16 accumulate in float32,
-            the dtype of their carries as well.
+        dtype: the dtype of the result; items are converted to its accumulator before they are scanned. By default x's
+            dtype, or torch's promotion of ``x * mask``; int64 for sums and products of bool and integers; bool for
+            logical operators; float32 for 8-bit floats, which no result has. float16 and bfloat16 accumulate in
+            float32, the dtype of their carries as well.
         accumulate: the dtype to compute in; by default the result's, float32 for float16 and bfloat16. A wider one,
             such as ``torch.float64`` for a float32 result, to which items are then converted. ``"compensated"``,
             for sums and products of floats, carries what rounding has lost beside them (docs/variants.md).
@@ -308,8 +312,8 @@ def linear_scan(
     small, or overflow, to infinities or NaN unless the state is 0: ``accumulate=torch.float64`` widens the range.
 
     Args:
-        a: the gates: a tensor, or a Python number, one gate for all items, which beside half types is not rounded to
-            them. Its dtype and b's are promoted as those of ``a * b`` are.
+        a: the gates: a tensor, or a Python number, one gate for all items. Its dtype and b's are promoted as those of
+            ``a * b`` are; a number or a tensor of no dimension acts in the accumulator's precision.
         b: what is added; with a it broadcasts to the shape of the result.
         dim: the dimension to scan along, of that shape.
         mask: a tensor that broadcasts to the shape of the result. Where a bool mask is False, h stays as it was; a
@@ -317,11 +321,11 @@ def linear_scan(
         reverse: ``h[i] = a[i] * h[i+1] + b[i]``.
         exclusive: the result at i is what h was before i.
         initial: h before the first item: a number, or a tensor that broadcasts to the shape of the result without
-            ``dim``, one value for each line. With ``offsets``, a tensor of as many dimensions as the result has one
-            value for each segment, with the segments in place of ``dim``.
-        return_final: also return the last h of each line; of each segment if it is ``"segments"``, or if
-            ``initial`` has one value for each segment. As ``initial`` of the next chunk of a stream it continues
-            the recurrence.
+            ``dim``, one value for each line. Beside ``offsets`` each segment starts from it: from one number, or from a
+            value of its own in a tensor of the result's shape with the segments in place of ``dim``.
+        return_final: also return the last h of each line; of each segment if it is ``"segments"``, or if ``initial`` is
+            a tensor with a value for each segment. As ``initial`` of the next chunk of a stream it continues the
+            recurrence.
         complete: return n + 1 results for n items: ``initial`` or 0, then the inclusive results; with ``reverse``
             the carry-in is last. Not together with ``exclusive``, ``return_final`` or segments.
         segment_starts: head flags: a bool tensor that broadcasts to the shape of the result, True where a segment
@@ -356,7 +360,7 @@ def linear_scan(
     Source: pairs of a gate and a value under (a, b) then (c, d) -> (ca, cb + d) are associative: Blelloch, "Prefix Sums
     and Their Applications" (1990), section 1.4.
     """
-    gate, dtype = (a, dtype) if isinstance(a, Tensor) else gate_of(a, b, dtype, out)
-    tensors = (broadcast_gates(gate, b), mask, gate, segment_starts, offsets, initial)
+    x, gate, dtype = prepare_recurrence(a, b, mask, dtype, accumulate, out)
+    tensors = (x, mask, gate, segment_starts, offsets, initial)
     options = ("linear", dim, reverse, exclusive, return_final, dtype, accumulate, complete, None)
     return run_scan(tensors, (out,), options)

@@ -11,6 +11,9 @@ from __future__ import annotations
 import functools
 import importlib.machinery
 import importlib.util
+import math
+import numbers
+import os
 import sys
 import types
 from collections.abc import Callable
@@ -22,12 +25,18 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from scanops import api, relatives
+from scanops.codegen.operators.recurrences import EXPRESSIONS
+from scanops.codegen.spec_checks import MAX_LENGTH
 from scanops.errors import DimensionOutOfRange, UnsupportedRequest, format_value
+from scanops.fusion.functions import follow, raise_while_tracing, repeat_followed, trace_dtypes, trace_fusion
 from scanops.fusion.operators import FieldOperator
 from scanops.fusion.operators import operator as operator_of_fields
 from scanops.fusion.trace_keys import key_of
-from scanops.fusion.tracing import OPERATION_NAMES
+from scanops.fusion.tracing import OPERATION_NAMES, apply_operation
+from scanops.ops import schema
 from scanops.requests import checks
+from scanops.requests.segments import check_offsets, flags_along
+from scanops.requests.torch_state import is_symbol
 
 __all__ = [
     "associative_scan",
@@ -100,24 +109,33 @@ def selective_scan_fn(
 
     Source: Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces" (2023), algorithm 2.
     """
-    batch, channels, length = _sizes("selective_scan_fn", "u", u, "[batch, channels, length]", 3)
-    wide = torch.promote_types(u.dtype, torch.float32)
-    states = _sizes("selective_scan_fn", "A", A, "[channels, states]", 2)[1]
-    check = functools.partial(_check_shape, "selective_scan_fn")
+    who = "selective_scan_fn"
+    others = _present(D=D, z=z, delta_bias=delta_bias, initial_state=initial_state)
+    _check_tensors(who, u=u, delta=delta, A=A, B=B, C=C, **others)
+    _check_real(who, u=u, delta=delta, **_present(D=D, z=z, delta_bias=delta_bias))
+    _check_flags(who, delta_softplus=delta_softplus, return_last_state=return_last_state)
+    batch, channels, length = _sizes(who, "u", u, "[batch, channels, length]", 3)
+    wide = torch.promote_types(u.dtype, torch.float32) if u.itemsize > 1 else torch.float32
+    states = _sizes(who, "A", A, "[channels, states]", 2)[1]
+    check = functools.partial(_check_shape, who)
     check("delta", delta, (batch, channels, length))
     check("A", A, (channels, states))
     for name, each in (("D", D), ("delta_bias", delta_bias)):
         check(name, each, (channels,))
     check("z", z, (batch, channels, length))
     check("initial_state", initial_state, (batch, channels, states))
+    _check_memory(who, "u", u, (batch, channels, length))
     groups = next((each.shape[1] for each in (B, C) if each.ndim == 4), 1)
-    if channels % groups:
-        raise _make_error(
-            "selective_scan_fn", f"groups that divide {channels} channels", f"{groups} groups", "repeat B"
-        )
+    if not groups or channels % groups:
+        raise _make_error(who, f"groups that divide {channels} channels", f"{groups} groups", "repeat B")
+    if not states:
+        none = u.new_zeros(channels, 1)  # a state that stays 0
+        y = selective_scan_fn(u, delta, none, none, none, D, z, delta_bias, delta_softplus, cu_seqlens=cu_seqlens)
+        return (y, u.new_zeros(batch, channels, 0, dtype=wide)) if return_last_state else y  # type: ignore[return-value]
+    split = groups, channels // groups
 
     def by_channel(tensor: Tensor) -> Tensor:  # batch, group, channel of the group, state, time
-        return tensor.reshape(1, groups, channels // groups, -1, 1)
+        return tensor.reshape(1, *split, tensor.shape[1] if tensor.ndim > 1 else 1, 1)
 
     def varying(name: str, tensor: Tensor) -> Tensor:
         if tensor.ndim == 2:
@@ -125,26 +143,28 @@ def selective_scan_fn(
             return by_channel(tensor)
         if A.is_complex() and not tensor.is_complex() and tensor.shape[-1] == 2 * length:
             tensor = torch.view_as_complex(tensor.to(wide).reshape(*tensor.shape[:-1], length, 2))
-        middle = () if tensor.ndim == 3 else (groups,)
+        middle = (groups,) if tensor.ndim == 4 else ()
         check(name, tensor, (batch, *middle, states, length))
         return (tensor.unsqueeze(1) if tensor.ndim == 3 else tensor).unsqueeze(2)
 
     def by_time(tensor: Tensor) -> Tensor:
-        return tensor.unflatten(1, (groups, -1)).unsqueeze(3)
+        return tensor.unflatten(1, split).unsqueeze(3)
 
     given = {"u": by_time(u), "delta": by_time(delta), "a": by_channel(A), "b": varying("B", B), "c": varying("C", C)}
     given |= {} if delta_bias is None else {"bias": by_channel(delta_bias)}
-    start = None if initial_state is None else initial_state.unflatten(1, (groups, -1))
+    start = None if initial_state is None else initial_state.unflatten(1, split)
     if any(each.is_complex() for each in given.values()):
-        return _scan_complex_states(given, D, z, delta_softplus, return_last_state, cu_seqlens, start)
+        segments = _first_segment_of(given["u"], cu_seqlens, start, 4)
+        return _scan_complex_states(given, D, z, delta_softplus, return_last_state, segments, start)
     given |= {} if D is None else {"D": by_channel(D)}
     given |= {} if z is None else {"z": by_time(z)}
-    gate_and_item, output, finish = _selective_functions(tuple(given), delta_softplus, u.dtype)
+    gate_and_item, output, finish = _selective_functions(tuple(given), delta_softplus, u.dtype, wide)
     # Dimensions in the order of u's memory: then the result, which is contiguous, lies as u does.
     by_channels = u.stride(1) == 1 and channels > 1
     order, dim, states_dim = ((0, 4, 1, 2, 3), 1, 4) if by_channels else ((0, 1, 2, 3, 4), 4, 3)
+    tensors = tuple(each.permute(order) for each in given.values())
     y, last = api.scan(
-        tuple(each.permute(order) for each in given.values()),
+        tensors,
         "linear",
         dim,
         dtype=wide,
@@ -154,28 +174,35 @@ def selective_scan_fn(
         finish=finish,
         initial=start,
         return_final=True,
-        offsets=cu_seqlens,
+        **_first_segment_of(tensors[0], cu_seqlens, start, dim),
     )
     y = y.flatten(2).transpose(1, 2) if by_channels else y.flatten(1, 2)
     return (y, last.flatten(1, 2)) if return_last_state else y
 
 
+def _first_segment_of(x: Tensor, offsets: Tensor | None, start: Tensor | None, dim: int) -> dict[str, Tensor | None]:
+    """Return segments of which the first alone starts from a state: offsets, or head flags beside one."""
+    if offsets is None or start is None:
+        return {"offsets": offsets}
+    return {"segment_starts": flags_along(None, check_offsets("selective_scan_fn", offsets, x, dim), x, dim)}
+
+
 def _selective_functions(
-    names: tuple[str, ...], softplus: bool, dtype: torch.dtype
+    names: tuple[str, ...], softplus: bool, dtype: torch.dtype, wide: torch.dtype
 ) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
-    """The functions of a selective scan of the tensors with these names, whose result has a dtype."""
+    """The functions of a selective scan, in ``wide``, of the tensors with these names, whose result has a dtype."""
 
     def gate_and_item(*tensors: Tensor) -> tuple[Tensor, Tensor]:
-        of = dict(zip(names, tensors, strict=True))
+        of = dict(zip(names, [each.to(wide) for each in tensors], strict=True))
         d = of["delta"] + of["bias"] if "bias" in names else of["delta"]
         d = functional.softplus(d) if softplus else d
         return torch.exp(d * of["a"]), (d * of["u"]) * of["b"]
 
     def output(h: Tensor, *tensors: Tensor) -> Tensor:
-        return h * tensors[names.index("c")]
+        return h * tensors[names.index("c")].to(wide)
 
     def finish(y: Tensor, *tensors: Tensor) -> Tensor:
-        of = dict(zip(names, tensors, strict=True))
+        of = dict(zip(names, [each.to(wide) for each in tensors], strict=True))
         y = y + of["u"] * of["D"] if "D" in names else y
         y = y * functional.silu(of["z"]) if "z" in names else y
         return y.to(dtype)
@@ -189,7 +216,7 @@ def _scan_complex_states(
     z: Tensor | None,
     softplus: bool,
     return_last_state: bool,
-    offsets: Tensor | None,
+    segments: dict[str, Tensor | None],
     start: Tensor | None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The selective scan of complex states, which are written to memory."""
@@ -199,7 +226,12 @@ def _scan_complex_states(
     d = d + given["bias"].to(wide) if "bias" in given else d
     d = functional.softplus(d) if softplus else d
     h, last = api.linear_scan(
-        torch.exp(d * given["a"]), d * u * given["b"], -1, offsets=offsets, initial=start, return_final=True
+        torch.exp(d * given["a"]),
+        d * u * given["b"],
+        -1,
+        initial=start,
+        return_final=True,
+        **segments,  # type: ignore[arg-type]
     )
     y = (2 * (h * given["c"]).real.sum(3)).flatten(1, 2)
     y = y if D is None else y + u.squeeze(3).flatten(1, 2) * D.unsqueeze(-1)
@@ -257,7 +289,12 @@ def selective_state_update(
 
     Gradient: none, as of mamba_ssm's.
     """
-    who, heads_there = "selective_state_update", isinstance(state, Tensor) and state.ndim == 4
+    who, others = "selective_state_update", _present(D=D, z=z, dt_bias=dt_bias)
+    _check_tensors(who, state=state, x=x, dt=dt, A=A, B=B, C=C, **others)
+    _check_real(who, state=state, x=x, dt=dt, A=A, B=B, C=C, **others)
+    _check_tensors(who, state=state, **_present(state_batch_indices=state_batch_indices))
+    _check_flags(who, dt_softplus=dt_softplus)
+    heads_there = state.ndim == 4
     shape = "[batch, heads, channels, states]" if heads_there else "[batch, channels, states]"
     *_, channels, states = _sizes(who, "state", state, shape, 4 if heads_there else 3)
     heads = (state.shape[1],) if heads_there else ()
@@ -292,12 +329,13 @@ def selective_state_update(
             given |= {} if each is None else {name: by_line(each, 1)}
         rows = None if state_batch_indices is None else state_batch_indices.long()
         before = state if rows is None else state.index_select(0, rows)
-        gate_and_item, output, finish = _selective_functions(tuple(given), dt_softplus, x.dtype)
+        wide = torch.promote_types(x.dtype, torch.float32) if x.itemsize > 1 else torch.float32
+        gate_and_item, output, finish = _selective_functions(tuple(given), dt_softplus, x.dtype, wide)
         y, last = api.scan(
             tuple(given.values()),
             "linear",
             5,
-            dtype=torch.promote_types(x.dtype, torch.float32),
+            dtype=wide,
             map=gate_and_item,
             then=output,
             sum=4,
@@ -317,7 +355,7 @@ def chunk_local_cumsum(
     g: Tensor,
     chunk_size: int,
     reverse: bool = False,
-    scale: float | None = None,
+    scale: float | Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     head_first: bool = False,
     output_dtype: torch.dtype | None = torch.float,
@@ -329,7 +367,7 @@ def chunk_local_cumsum(
         g: [batch, time, heads] or [batch, time, heads, dim].
         chunk_size: the number of items in a chunk; any positive number.
         reverse: sum from the end of each chunk.
-        scale: a number that multiplies the result.
+        scale: a number, or a tensor of no dimension, that multiplies the result.
         cu_seqlens: boundaries of packed sequences, for a batch of 1; chunks start again in each sequence.
         head_first: g is [batch, heads, time] or [batch, heads, time, dim].
         output_dtype: the dtype of the result and of the sums; None for g's.
@@ -360,7 +398,7 @@ def chunk_global_cumsum(
     s: Tensor,
     reverse: bool = False,
     cu_seqlens: Tensor | None = None,
-    scale: float | None = None,
+    scale: float | Tensor | None = None,
     head_first: bool = False,
     output_dtype: torch.dtype | None = torch.float,
 ) -> Tensor:
@@ -370,7 +408,7 @@ def chunk_global_cumsum(
         s: [batch, time, heads] or [batch, time, heads, dim].
         reverse: sum from the end of each sequence.
         cu_seqlens: boundaries of packed sequences, for a batch of 1.
-        scale: a number that multiplies the result.
+        scale: a number, or a tensor of no dimension, that multiplies the result.
         head_first: s is [batch, heads, time] or [batch, heads, time, dim].
         output_dtype: the dtype of the result and of the sums; None for s's.
 
@@ -400,12 +438,13 @@ def _cumsum(
     x: Tensor,
     chunk: int | None,
     reverse: bool,
-    scale: float | None,
+    scale: float | Tensor | None,
     cu_seqlens: Tensor | None,
     head_first: bool,
     dtype: torch.dtype | None,
 ) -> Tensor:
-    checks.check_tensor(who, "the input", x)
+    _check_tensors(who, **{"the input": x})
+    _check_flags(who, reverse=reverse, head_first=head_first)
     if x.ndim not in (3, 4):
         hint = "add a dimension: x.unsqueeze(-1)"
         raise _make_error(who, "[batch, time, heads] or [batch, time, heads, dim]", f"shape {tuple(x.shape)}", hint)
@@ -414,8 +453,12 @@ def _cumsum(
             who, "a batch of 1 beside cu_seqlens", f"a batch of {x.shape[0]}", "pack the batch: flatten(0, 1)"
         )
     dim = 2 if head_first else 1
-    weight = None if scale is None else torch.full((), scale, dtype=torch.float32, device=x.device)
-    return api.cumsum(x, dim, mask=weight, chunk=chunk, reverse=reverse, offsets=cu_seqlens, dtype=dtype or x.dtype)
+    _check_memory(who, "the input", x, tuple(x.shape), dim)
+    weight = None if scale is None else _check_factor(who, "scale", scale, x, ())
+    if isinstance(weight, int | float):
+        weight = torch.full((), weight, dtype=torch.float64, device=x.device)
+    dtype = x.dtype if dtype is None else dtype
+    return api.cumsum(x, dim, mask=weight, chunk=chunk, reverse=reverse, offsets=cu_seqlens, dtype=dtype)
 
 
 def scan(gates: Tensor, tokens: Tensor) -> Tensor:
@@ -443,9 +486,9 @@ def scan(gates: Tensor, tokens: Tensor) -> Tensor:
     When to use it: on GPUs for any length and dtype; forward and backward on an H100, float32 rows of 2048 take 0.77 of
     accelerated_scan's time, rows of 65536 0.91. On a CPU it takes about as long as a loop.
     """
-    checks.check_tensor("scan", "gates", gates)
-    checks.check_tensor("scan", "tokens", tokens)
+    _check_tensors("scan", tokens=tokens, gates=gates)
     _check_shape("scan", "gates", gates, tuple(tokens.shape))
+    _check_memory("scan", "tokens", tokens, tuple(tokens.shape), -1)
     return api.linear_scan(gates, tokens, -1)
 
 
@@ -501,17 +544,23 @@ def generalized_advantage_estimate(
     Source: Schulman et al., "High-Dimensional Continuous Control Using Generalized Advantage Estimation" (2016).
     """
     who = "generalized_advantage_estimate"
-    checks.check_tensor(who, "reward", reward)
-    given = {"state_value": state_value, "next_state_value": next_state_value, "done": done}
-    given |= {} if terminated is None else {"terminated": terminated}
+    given = {"reward": reward, "state_value": state_value, "next_state_value": next_state_value, "done": done}
+    given |= _present(terminated=terminated)
+    _check_tensors(who, **given)
+    _check_real(who, **given)
+    shape = tuple(reward.shape)
     for name, each in given.items():
-        checks.check_tensor(who, name, each)
-        _check_shape(who, name, each, tuple(reward.shape))
-    _check_dim(who, "time_dim", time_dim, reward)
-    dtype = torch.promote_types(torch.promote_types(state_value.dtype, next_state_value.dtype), reward.dtype)
+        _check_shape(who, name, each, shape)
+    time_dim = _check_dim(who, "time_dim", time_dim, reward)
+    _check_memory(who, "reward", reward, shape, time_dim)
+    factors = [_check_factor(who, *each, reward, shape) for each in (("gamma", gamma), ("lmbda", lmbda))]
+    whole = [each for each in factors if isinstance(each, Tensor) and each.ndim]
+    floats = [each.dtype for each in (reward, state_value, next_state_value, *whole) if each.is_floating_point()]
+    floats = [each if each.itemsize > 1 else torch.float32 for each in floats]
+    dtype = functools.reduce(torch.promote_types, floats) if floats else torch.get_default_dtype()
     wide = torch.promote_types(dtype, torch.float32)
     # of a tensor None: it is an operand behind the others
-    constants = tuple(None if isinstance(each, Tensor) else each for each in (gamma, lmbda))
+    constants = tuple(None if isinstance(each, Tensor) else each for each in factors)
 
     def gate_and_item(reward: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
         value, following, ends, *rest = (each.to(wide) for each in others)
@@ -523,7 +572,7 @@ def generalized_advantage_estimate(
         return advantage.to(dtype), (advantage + value.to(wide)).to(dtype)
 
     terminates_alike = terminated is None
-    operands = (reward, *given.values(), *(each for each in (gamma, lmbda) if isinstance(each, Tensor)))
+    operands = (*given.values(), *(each for each in factors if isinstance(each, Tensor)))
     advantage, target = api.scan(
         operands, "linear", time_dim, dtype=wide, reverse=True, map=gate_and_item, then=outputs
     )
@@ -576,40 +625,48 @@ def associative_scan(
     Source: Blelloch, "Prefix Sums and Their Applications" (1990).
     """
     who = "associative_scan"
-    leaves, tree = pytree.tree_flatten(xs)
     if not callable(combine_fn):
         raise _make_error(
             who, "a function of two trees", f"combine_fn={format_value(combine_fn)}", "pass combine_fn=torch.add"
         )
-    if combine_mode not in ("pointwise", "generic"):
+    leaves, tree = pytree.tree_flatten(xs)
+    if not isinstance(combine_mode, str) or combine_mode not in ("pointwise", "generic"):
         raise _make_error(who, "'pointwise' or 'generic'", f"combine_mode={format_value(combine_mode)}", "leave it out")
     if not 1 <= len(leaves) <= MOST_TENSORS:
         raise _make_error(who, f"1 to {MOST_TENSORS} tensors", f"{len(leaves)} tensors", "scan in several calls")
+    _check_flags(who, reverse=reverse)
+    _check_tensors(who, **{f"xs[{n}]" if n else "xs": each for n, each in enumerate(leaves)})
     for each in leaves:
-        checks.check_tensor(who, "xs", each)
         _check_shape(who, "xs", each, tuple(leaves[0].shape))
+    dim = checks.check_dim(who, leaves[0].shape, dim)
+    _check_memory(who, "xs", leaves[0], tuple(leaves[0].shape), dim)
+    if torch.compiler.is_dynamo_compiling():
+        return pytree.tree_unflatten(_scan_followed(combine_fn, leaves, tree, dim, reverse), tree)
+    operator = _operator_for(combine_fn, tree, leaves)
+    if isinstance(operator, str):
+        return pytree.tree_unflatten(_scan_named(operator, leaves, dim, reverse), tree)
+    found = api.scan(tuple(leaves), operator, dim, reverse=reverse)
+    return pytree.tree_unflatten(list(found) if isinstance(found, tuple) else [found], tree)
 
-    name = _operator_for(combine_fn, tree, leaves)
+
+def _scan_named(name: str, leaves: list[Tensor], dim: int, reverse: bool) -> list[Any]:
+    """Return the results of an operator of the table."""
     if name == "linear":
         a, b = leaves
-        results: tuple[Any, ...] = (
-            relatives.cumprod(a, dim, reverse=reverse, dtype=a.dtype),
-            api.linear_scan(a, b, dim, reverse=reverse),
-        )
-    elif isinstance(name, str):
-        (x,) = leaves
-        results = (api.scan(x, name, dim, reverse=reverse, dtype=None if x.dtype == torch.bool else x.dtype),)
-    else:
-        found = api.scan(tuple(leaves), name, dim, reverse=reverse)
-        results = found if isinstance(found, tuple) else (found,)
-    return pytree.tree_unflatten(list(results), tree)
+        gates = relatives.cumprod(a, dim, reverse=reverse, dtype=a.dtype)
+        return [gates, api.linear_scan(a, b, dim, reverse=reverse)]
+    (x,) = leaves
+    is_logical = name in ("logical_and", "logical_or")  # which give bool
+    return [api.scan(x, name, dim, reverse=reverse, dtype=None if is_logical or x.dtype == torch.bool else x.dtype)]
 
 
 Combine = Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]]
 CombineTerm = tuple[Any, ...]  # ("older", place), ("newer", place), or the name of an operator and two terms
 
 MOST_TENSORS = 4  # results of one kernel
+ALWAYS_THERE = 2**30  # bytes, for which no device is asked
 MOST_FUNCTIONS = 256  # whose operators are remembered
+_OF_BOOLS = {"sum": "logical_or", "prod": "logical_and"}  # whose sums and products are bools
 _OPERATORS: dict[Any, str | FieldOperator] = {}  # by all that a function can see, the tree and the dtypes
 _OLDER, _NEWER = ("older", 0), ("newer", 0)
 _LINEAR = (("prod", _NEWER, _OLDER), ("sum", ("newer", 1), ("prod", _NEWER, ("older", 1))))
@@ -619,6 +676,8 @@ _FUNCTIONS = {  # by name of an operation: the operator of the same result
     "multiply": "prod",
     "maximum": "max",
     "minimum": "min",
+    "max": "max",
+    "min": "min",
     "logaddexp": "logcumsumexp",
     "bitwise_and": "bitwise_and",
     "bitwise_or": "bitwise_or",
@@ -627,21 +686,28 @@ _FUNCTIONS = {  # by name of an operation: the operator of the same result
     "logical_or": "logical_or",
 }
 _NAMES = {**OPERATION_NAMES, torch.logaddexp: "logaddexp"}  # of functions; methods have names alone
+_NAMED = ("linear", *_FUNCTIONS.values())
 
 
 def _operator_for(combine_fn: Callable[[Any, Any], Any], tree: Any, leaves: list[Tensor]) -> str | FieldOperator:
     """Return the name of an operator of the table, or one that is made once for equal functions of equal trees."""
+    dtypes = tuple(each.dtype for each in leaves)
     seen = key_of(combine_fn)
-    key = None if seen is None else (seen, tree, tuple(each.dtype for each in leaves))
+    key = None if seen is None else (seen, tree, dtypes)
     known = None if key is None else _OPERATORS.get(key)
     if known is not None:
         return known
 
     def combine(older: tuple[Any, ...], newer: tuple[Any, ...]) -> tuple[Any, ...]:
         found = combine_fn(pytree.tree_unflatten(list(older), tree), pytree.tree_unflatten(list(newer), tree))
-        return tuple(pytree.tree_leaves(found))
+        return tuple(tree.flatten_up_to(found))
 
-    operator = _name_of(combine, len(leaves)) or _make_operator(combine, leaves)
+    def check(older: tuple[Any, ...], newer: tuple[Any, ...]) -> tuple[Any, ...]:
+        pair = (pytree.tree_unflatten(list(each), tree) for each in (older, newer))
+        return _flatten(combine_fn(*pair), tree)
+
+    name = _name_of(check, dtypes)
+    operator = name or _make_operator(combine, _find_dtypes(check, dtypes))  # whose function sees constants alone
     if key is not None and key_of(combine_fn) == seen:  # nothing that it reads changed while it ran
         if len(_OPERATORS) >= MOST_FUNCTIONS:
             _OPERATORS.clear()
@@ -649,21 +715,79 @@ def _operator_for(combine_fn: Callable[[Any, Any], Any], tree: Any, leaves: list
     return operator
 
 
-def _name_of(combine: Combine, count: int) -> str | None:
+def _scan_followed(
+    combine_fn: Callable[[Any, Any], Any], leaves: list[Tensor], tree: Any, dim: int, reverse: bool
+) -> list[Any]:
+    """Return the results while Dynamo traces: it runs the function, and so guards whatever that sees."""
+    count = len(leaves)
+
+    def combine(*items: Any) -> tuple[Any, ...]:
+        older, newer = (pytree.tree_unflatten(list(each), tree) for each in (items[:count], items[count:]))
+        return _flatten(combine_fn(older, newer), tree)
+
+    text = _text_for(*follow(combine, 2 * count), tuple([each.dtype for each in leaves]))
+    for name in _NAMED:  # Dynamo guards the type of the text, which it cannot look up
+        if text == name:
+            return _scan_named(name, leaves, dim, reverse)
+    any_length = leaves[0].ndim > 0 and is_symbol(leaves[0].shape[dim])
+    return list(schema.FUSED(leaves, text, EXPRESSIONS.name, dim, reverse, False, any_length))
+
+
+@raise_while_tracing
+def _text_for(name: str, values: tuple[Any, ...], dtypes: tuple[torch.dtype, ...]) -> str:
+    """Return the name of an operator of the table, or the text of expressions, for a function that was followed."""
+
+    def combine(apply: Callable[..., Any], older: tuple[Any, ...], newer: tuple[Any, ...]) -> tuple[Any, ...]:
+        found: tuple[Any, ...] = repeat_followed(name, values, apply)(*older, *newer)
+        return found
+
+    found = _name_of(functools.partial(combine, _apply_to_proxies), dtypes)
+    if found is not None:
+        return found
+    apart = functools.partial(combine, apply_operation)
+    operator, kinds = _make_operator(apart, _find_dtypes(apart, dtypes)), tuple((each, False) for each in dtypes)
+    return trace_fusion(None, None, operator, kinds, False, None).text
+
+
+def _apply_to_proxies(function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    name = getattr(function, "__name__", "")
+    if function is getattr(Tensor, name, None):  # a method
+        return getattr(arguments[0], name)(*arguments[1:], **keywords)
+    return function(*arguments, **keywords)
+
+
+def _flatten(found: Any, tree: Any) -> tuple[Any, ...]:
+    """Return the leaves of what a function returned in the order of those of ``tree``, whose structure it must have."""
+    try:
+        return tuple(tree.flatten_up_to(found))
+    except ValueError:
+        raise _make_error(
+            "associative_scan",
+            f"a combine_fn that returns a tree such as xs, {tree}",
+            f"it returned {pytree.tree_structure(found)}",
+            "return a value for each tensor of xs, in the same tuples, lists and dicts",
+        ) from None
+
+
+def _name_of(combine: Combine, dtypes: tuple[torch.dtype, ...]) -> str | None:
     """Return the name of the operator that a function is, operands in any order; None for any other function."""
-    graph = torch.fx.Graph()
+    count, graph = len(dtypes), torch.fx.Graph()
     tracer = torch.fx.proxy.GraphAppendingTracer(graph)
     items = [torch.fx.Proxy(graph.placeholder(f"item{n}"), tracer) for n in range(2 * count)]
     try:
         results = combine(tuple(items[:count]), tuple(items[count:]))
+    except UnsupportedRequest:
+        raise
     except Exception:  # what cannot be traced so may still be an operator of fields
         return None
     terms = {item.node: ("older", n) if n < count else ("newer", n - count) for n, item in enumerate(items)}
     found = tuple(_term(each.node, terms) if isinstance(each, torch.fx.Proxy) else None for each in results)
     if found == _LINEAR:
-        return "linear"
+        return "linear" if all(each.is_floating_point or each.is_complex for each in dtypes) else None
     name, *operands = found[0] if found[0] is not None else (None,)
-    return name if count == len(found) == 1 and operands == [_NEWER, _OLDER] else None
+    if count > 1 or operands != [_NEWER, _OLDER]:
+        return None
+    return _OF_BOOLS.get(name, name) if dtypes[0] == torch.bool else name
 
 
 def _term(node: torch.fx.Node, terms: dict[torch.fx.Node, CombineTerm]) -> CombineTerm | None:
@@ -678,9 +802,9 @@ def _term(node: torch.fx.Node, terms: dict[torch.fx.Node, CombineTerm]) -> Combi
     return (name, *sorted(known, key=repr)) if len(known) == 2 else None
 
 
-def _make_operator(combine: Combine, leaves: list[Tensor]) -> FieldOperator:
+def _make_operator(combine: Combine, dtypes: tuple[torch.dtype, ...]) -> FieldOperator:
     """Return an operator with an identity: a state tells whether it is of any item, else the other one counts."""
-    fields = {f"field{n}": each.dtype for n, each in enumerate(leaves)}
+    fields = {f"field{n}": each for n, each in enumerate(dtypes)}
 
     def combine_fields(older: tuple[Any, ...], newer: tuple[Any, ...]) -> tuple[Any, ...]:
         (*before, met), (*after, meets) = older, newer
@@ -695,6 +819,22 @@ def _make_operator(combine: Combine, leaves: list[Tensor]) -> FieldOperator:
         lift=lambda *items: (*items, torch.logical_or(items[0] == 0, items[0] != 0)),  # True, also of NaN
         project=lambda state: tuple(state)[:-1],
         name="associative_scan",
+    )
+
+
+def _find_dtypes(combine: Combine, dtypes: tuple[torch.dtype, ...]) -> tuple[torch.dtype, ...]:
+    """Return the dtypes that a function gives for items of these, and again for those that it gives."""
+    count = len(dtypes)
+    for _ in range(MOST_TENSORS):
+        found = trace_dtypes(lambda *items: combine(items[:count], items[count:]), (*dtypes, *dtypes))
+        if found == dtypes:
+            return dtypes
+        dtypes = found
+    raise _make_error(
+        "associative_scan",
+        "a combine_fn that returns the dtypes that it is given",
+        f"it returned {', '.join(map(str, found))}",
+        "convert what it returns",
     )
 
 
@@ -765,18 +905,80 @@ def is_provided(package: str) -> bool:
     return getattr(sys.modules.get(package), "PROVIDER", None) == "scanops"
 
 
-# ---- checks
+# ---- checks of the arguments of all functions
 
 
-def _sizes(who: str, name: str, tensor: Any, allowed: str, count: int) -> tuple[int, ...]:
-    checks.check_tensor(who, name, tensor)
+def _check_tensors(who: str, **tensors: Any) -> None:
+    """Raise unless these are tensors that scans read, on the device of the first."""
+    first = next(iter(tensors.values()))
+    for name, each in tensors.items():
+        checks.check_tensor(who, name, each)
+        checks.check_readable(who, name, each)
+        checks.check_device(who, name, each, first)
+
+
+def _check_real(who: str, **tensors: Tensor) -> None:
+    for name, each in tensors.items():
+        if each.is_complex():
+            raise _make_error(who, f"a real tensor as {name}", f"{name}.dtype={each.dtype}", f"pass {name}.real")
+
+
+def _present(**tensors: Any) -> dict[str, Any]:
+    """Return the arguments that were given."""
+    return {name: each for name, each in tensors.items() if each is not None}
+
+
+def _check_flags(who: str, **flags: Any) -> None:
+    for name, each in flags.items():
+        if not isinstance(each, bool):
+            raise _make_error(who, f"a bool as {name}", f"{name}={format_value(each)}", f"pass {name}=True")
+
+
+def _check_factor(who: str, name: str, value: Any, x: Tensor, shape: tuple[int, ...]) -> Any:
+    """Return a real number as a float, or a real tensor that broadcasts to ``shape``; raise for anything else."""
+    if isinstance(value, Tensor):
+        _check_tensors(who, x=x, **{name: value})
+        _check_real(who, **{name: value})
+        return checks.check_operand(who, name, value, x, torch.Size(shape), str(shape))
+    elif isinstance(value, int | float):
+        if torch.compiler.is_compiling():  # which may hold a symbol
+            return value
+        if abs(value) <= sys.float_info.max or value != value or abs(value) == math.inf:
+            return float(value)
+    elif isinstance(value, numbers.Real):  # of numpy
+        return float(value)
+    allowed = f"a real number of a float's size as {name}, or a real tensor that broadcasts to {shape}"
+    raise _make_error(who, allowed, f"{name}={format_value(value)}", f"pass {name}=0.5, for example")
+
+
+def _check_memory(who: str, name: str, x: Tensor, shape: tuple[int, ...], dim: int = -1) -> None:
+    """Raise for lines that no scan takes, and for results that no device holds, as those of expanded tensors."""
+    if torch.compiler.is_compiling() or not shape:
+        return
+    if shape[dim] > MAX_LENGTH:
+        allowed = f"at most {MAX_LENGTH} items along the scanned dimension"
+        raise _make_error(who, allowed, f"{name}.shape={tuple(x.shape)}", "scan it in pieces")
+    size = math.prod(shape) * torch.float32.itemsize
+    if size > ALWAYS_THERE and not x.is_meta and size > (memory := _memory_of(x.device)):
+        allowed = f"results of at most {memory} bytes, the memory of {x.device}"
+        raise _make_error(who, allowed, f"{name}.shape={tuple(x.shape)}, for {size} bytes", "scan it in pieces")
+
+
+def _memory_of(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _sizes(who: str, name: str, tensor: Tensor, allowed: str, count: int) -> tuple[int, ...]:
     if tensor.ndim != count:
         raise _make_error(who, f"{name} of shape {allowed}", f"{name}.shape={tuple(tensor.shape)}", f"reshape {name}")
     return tuple(tensor.shape)
 
 
-def _check_dim(who: str, name: str, dim: Any, tensor: Tensor) -> None:
-    rank = tensor.ndim
+def _check_dim(who: str, name: str, dim: Any, tensor: Tensor) -> int:
+    """Return a dimension of a tensor, counted from 0."""
+    rank, dim = tensor.ndim, checks.whole_dim(dim)
     if type(dim) is not int or not -rank <= dim < rank:
         raise DimensionOutOfRange(
             f"{who}: {name} must be a dimension of a tensor of shape {tuple(tensor.shape)}",
@@ -784,6 +986,7 @@ def _check_dim(who: str, name: str, dim: Any, tensor: Tensor) -> None:
             value=f"{name}={format_value(dim)}",
             hint=f"pass {name}=0 for a single trajectory" if rank == 1 else f"pass the dimension of time as {name}",
         )
+    return dim % rank
 
 
 def _check_shape(who: str, name: str, tensor: Tensor | None, shape: tuple[int, ...]) -> None:

@@ -67,7 +67,7 @@ def cumprod(
         segment_starts: head flags: True where a segment begins and the scan starts again.
         offsets: boundaries of segments that are the same in every line, as ``cu_seqlens``.
         chunk: start again every ``chunk`` items of a line or segment.
-        dtype: the dtype of the result, to which items are converted before they are scanned.
+        dtype: the dtype of the result, to whose accumulator items are converted before they are scanned.
         accumulate: the dtype to compute in, or ``"compensated"``.
         out: a tensor to write the result to: of the result's shape, on x's device, with the dtype that the result
             is to have. It may be x itself.
@@ -141,7 +141,7 @@ def logcumsumexp(
         segment_starts: head flags: True where a segment begins and the scan starts again.
         offsets: boundaries of segments that are the same in every line, as ``cu_seqlens``.
         chunk: start again every ``chunk`` items of a line or segment.
-        dtype: the dtype of the result, to which items are converted before they are scanned.
+        dtype: the dtype of the result, to whose accumulator items are converted before they are scanned.
         accumulate: the dtype to compute in; by default the result's, float32 for float16 and bfloat16.
         out: a tensor to write the result to: of the result's shape, on x's device, with the dtype that the result
             is to have. It may be x itself.

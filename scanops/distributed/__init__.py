@@ -20,7 +20,7 @@ from scanops.distributed.sharded_scan import scan_sharded
 from scanops.errors import UnsupportedRequest
 from scanops.forks import LATE, load_late
 from scanops.keywords import Pair, ValuesAndIndices
-from scanops.ops.dispatch import broadcast_gates, gate_of, plain_name
+from scanops.ops.dispatch import plain_name, prepare_recurrence
 from scanops.requests.call import Call
 from scanops.requests.placement import Placement, open_block
 from scanops.requests.request import Inputs
@@ -82,8 +82,8 @@ def scan(
         reverse: scan from the last item of the whole line to its first.
         exclusive: leave the item itself out of its result; the first result of the line is the carry-in.
         initial: the carry-in of the whole line, a number or a tensor that broadcasts to x's shape without ``dim``;
-            equal on all ranks. Its gradient is on the first rank, the last with ``reverse``, and zeros are on the
-            others: the sum over the ranks is the gradient.
+            equal on all ranks; not beside ``offsets``. Its gradient is on the first rank, the last with ``reverse``,
+            and zeros are on the others: the sum over the ranks is the gradient.
         return_final: also return the carry-out of the whole line, equal on all ranks. Gradients of it add up over the
             ranks.
         segment_starts: sharded as x is: True where an item begins a segment, before which nothing is carried.
@@ -590,9 +590,16 @@ def _call_of(
 ) -> tuple[Call, Inputs]:
     """Return a call and its tensors as the scan of one GPU has them."""
     given = Inputs(*tensors)
+    if given.initial is not None and given.offsets is not None:  # which is of each segment on one GPU
+        raise UnsupportedRequest(
+            f"{who}: initial beside offsets is not for sharded dimensions",
+            allowed="initial beside segment_starts, which continues the line, or offsets alone",
+            value="initial and offsets given",
+            hint="pass segment_starts in place of offsets, or leave initial out",
+        )
     op, dim, reverse, exclusive, final, dtype, accumulate = options
     op = plain_name(op) if who == "scan" else op
     if given.gate is not None:
-        gate, dtype = gate_of(given.gate, given.x, dtype, None)
-        given = given._replace(x=broadcast_gates(gate, given.x), gate=gate)
+        x, gate, dtype = prepare_recurrence(given.gate, given.x, given.mask, dtype, accumulate, None)
+        given = given._replace(x=x, gate=gate)
     return Call(op, dim, reverse, exclusive, final, dtype, accumulate, sharding=sharding), given

@@ -50,9 +50,9 @@ def compose(call: Call, given: FusedInputs, scan: Callable[[Call, Inputs], Tenso
         results += _scan_states(fusion, call, elements)
     else:
         inputs = Inputs(element, gate=gates[0] if gates else None, initial=given.initial)
-        plain = Call(call.op, call.dim, call.reverse, call.exclusive, call.final, getattr(torch, fusion.scanned))
-        y, *finals = scan(plain, inputs)
-        results.append(y.to(getattr(torch, wide(fusion.scanned))))
+        scanned = getattr(torch, wide(fusion.scanned))  # of which outputs alone are rounded
+        y, *finals = scan(Call(call.op, call.dim, call.reverse, call.exclusive, call.final, scanned), inputs)
+        results.append(y)
     found = zip(compute([each.at for each in fusion.outputs]), fusion.outputs, strict=True)
     outputs = [each.to(getattr(torch, output.dtype)) for each, output in found]
     if is_derived() or (is_recorded() and any(each.requires_grad for each in tensors)):

@@ -21,7 +21,7 @@ from scanops.requests.call import Call
 from scanops.requests.geometry import carry_shape
 from scanops.requests.request import Inputs, Request, make_request
 from scanops.requests.segments import flags_along, shift
-from scanops.requests.torch_state import is_derived, is_traced
+from scanops.requests.torch_state import HALVES, is_derived, is_traced
 from scanops.torch_private import dual_level, is_wrapped
 
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.uint16: torch.int64}
@@ -200,7 +200,7 @@ def _as_signed(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
     """
     x, mask, gate, starts, offsets, initial, *_ = inputs
     selects = mask is not None and mask.dtype == torch.bool
-    terms = x if mask is None or selects else _product(x, mask, gate)[0]
+    terms = x if mask is None or selects else _product(x, mask, gate)
     turned = torch.iinfo(torch.int64).min if call.result == torch.uint64 and operator_named(call.op).ordered else 0
 
     def signed(tensor: torch.Tensor) -> torch.Tensor:
@@ -223,21 +223,25 @@ def _as_signed(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
 def mask_terms(inputs: Inputs, call: Call) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the terms in the dtype they are scanned in, and the mask if it is bool.
 
-    As in the kernels, products of halves are not rounded to the half type of the result.
+    As in the kernels, nothing is rounded to a half type of the results.
     """
     x, mask, gate = inputs[:3]
     if mask is not None and mask.dtype != torch.bool:
-        terms, dtype = _product(x, mask, gate)
-        return _widen(terms if dtype == call.result else terms.to(call.result)), None
-    return _widen(x.to(call.result)), mask
+        return _convert(_product(x, mask, gate), call.result), None
+    return _convert(x, call.result), mask
 
 
-def _product(x: torch.Tensor, mask: torch.Tensor, gate: torch.Tensor | None) -> tuple[torch.Tensor, torch.dtype]:
-    """x * mask in the promoted dtype, halves in float32; and the promoted dtype."""
+def _convert(terms: torch.Tensor, result: torch.dtype) -> torch.Tensor:
+    """Terms in the dtype that results are accumulated in: not by way of a half type, to which results are rounded."""
+    return terms.to(torch.float32) if result in HALVES else _widen(terms.to(result))
+
+
+def _product(x: torch.Tensor, mask: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor:
+    """x * mask in the promoted dtype, halves in float32."""
     term = torch.promote_types(x.dtype, mask.dtype)
     term = term if gate is None else torch.promote_types(term, gate.dtype)
-    wide = torch.float32 if term in (torch.float16, torch.bfloat16) else term
-    return x.to(term).to(wide) * mask.to(term).to(wide), term
+    wide = torch.float32 if term in HALVES else term
+    return x.to(wide) * mask.to(wide)
 
 
 def max_error(out: torch.Tensor, x: torch.Tensor, op: str, dim: int, **options: Any) -> float:

@@ -76,6 +76,13 @@ def scan_fused(
     if own is None:
         _check_operator(op, len(inputs), map is not None, then is not None)
     shape, flags = _shape(tensors, inputs), None
+    if offsets is not None and initial is not None:  # which is of each segment, not of the line
+        raise UnsupportedRequest(
+            "scan: initial beside offsets does not go with sum",
+            allowed="initial beside segment_starts, which continues lines, or offsets alone",
+            value=f"initial={format_value(initial)}",
+            hint="pass segment_starts in place of offsets, or leave initial out",
+        )
     if starts is not None or offsets is not None:
         flags = _flag_segments(starts, offsets, tensors[0].expand(shape), dim, reverse)
         tensors = (*tensors, flags)

@@ -167,13 +167,23 @@ def _begin_segments(scan: Scanned, flags: Term, *, exclusive: bool) -> Scanned:
     return scan._replace(elements=[element, flags.select(0.0, gate)], results=[result])
 
 
+def trace_dtypes(function: Function, dtypes: tuple[torch.dtype, ...]) -> tuple[torch.dtype, ...]:
+    """Return the dtypes of what a function gives for items of these dtypes."""
+    graph = Graph()
+    items = [
+        Traced(graph.operand(place, dtype_named(each).name), torch.empty(1, dtype=each, device="meta"))
+        for place, each in enumerate(dtypes)
+    ]
+    return tuple([each.dtype for each in values_of("combine", function, items, graph)])
+
+
 def _find_elements(row: Operator, made: list[Traced], graph: Graph, mask: Any, dtype: Any, role: str) -> Scanned:
     """What an operator of the table scans: an element, and a gate if it has one."""
     if len(made) != 1 + row.gated:
         what = "a pair of a gate and a value" if row.gated else "one value"
         raise make_count_error(role, f"{what} for {row.name!r}", len(made))
     gate, element = made if row.gated else (None, made[0])
-    term = element.dtype if gate is None else torch.promote_types(element.dtype, gate.dtype)
+    term = element.dtype if gate is None else torch.result_type(element._meta, gate._meta)
     scanned = dtype_named(dtype or default_result(row.gives, dtype_named(term)).name)
     terms = [each._term.cast(wide(scanned.name)) for each in (element, gate) if each is not None]
     if mask is not None:
@@ -272,7 +282,7 @@ def _place_of(value: Any) -> int | None:
     return int(value.rpartition(" ")[2]) if isinstance(value, str) and value.startswith("item ") else None
 
 
-def _follow(function: Function | None, count: int, together: int = 1) -> tuple[str, tuple[Any, ...]]:
+def follow(function: Function | None, count: int, together: int = 1) -> tuple[str, tuple[Any, ...]]:
     """Run a function on so many items. Return its name, and what it returns, items by their names.
 
     ``together``: the number of items in its first argument, a tuple if there are several.
@@ -287,8 +297,8 @@ def _follow(function: Function | None, count: int, together: int = 1) -> tuple[s
     return name, tuple([each._name if isinstance(each, _Followed) else _constant(each) for each in values])
 
 
-def _again(name: str, values: tuple[Any, ...]) -> Function | None:
-    """The function that was followed under this name, for items of ``tracing``."""
+def repeat_followed(name: str, values: tuple[Any, ...], apply: Callable[..., Any] = apply_operation) -> Function:
+    """Return the function that was followed, for items of ``tracing``, or for those that ``apply`` knows."""
 
     def function(*given: Any) -> tuple[Any, ...]:
         items: list[Any] = []
@@ -301,10 +311,14 @@ def _again(name: str, values: tuple[Any, ...]) -> Function | None:
         for operation, keys, read in _NOTES[name][1]:
             arguments = found(read)
             count = len(arguments) - len(keys)
-            items.append(apply_operation(operation, arguments[:count], dict(zip(keys, arguments[count:], strict=True))))
+            items.append(apply(operation, arguments[:count], dict(zip(keys, arguments[count:], strict=True))))
         return found(values)
 
-    return function if name else None
+    return function
+
+
+def _again(name: str, values: tuple[Any, ...]) -> Function | None:
+    return repeat_followed(name, values) if name else None
 
 
 def text_of(
@@ -323,10 +337,10 @@ def text_of(
     ``flags``: the last two fields of ``Sums``.
     """
     count = len(kinds) - masked - flags[0]
-    followed = _follow(then, count + 1)
+    followed = follow(then, count + 1)
     together = 1 if then is None else len(followed[1])
-    last = _follow(finish, together + count, together)
-    return _text(_follow(map, count), followed, last, op, kinds, masked, dtype, summed, flags)
+    last = follow(finish, together + count, together)
+    return _text(follow(map, count), followed, last, op, kinds, masked, dtype, summed, flags)
 
 
 @raise_while_tracing

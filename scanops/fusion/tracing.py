@@ -152,6 +152,8 @@ _OF: dict[str, Callable[..., Term]] = {  # by the name of torch's function, and 
     "clamp_max": lambda graph, to, input, max: _clamp(graph, to, input, max=max),
     "masked_fill": lambda graph, to, input, mask, value: _where(graph, to, mask, value, input),
     "isnan": lambda graph, to, input: input.compare("ne", input),
+    "max": lambda graph, to, input, other: graph.apply("maximum", to, input, other),
+    "min": lambda graph, to, input, other: graph.apply("minimum", to, input, other),
     **{"to": _to, "type_as": _to, "fix": _round("trunc"), "floor": _round("floor"), "trunc": _round("trunc")},
     **{name: _of_floats(name) for name in ("fmod", "remainder", "floor_divide")},
 }
@@ -338,6 +340,8 @@ def apply_operation(function: Any, arguments: tuple[Any, ...], keywords: dict[st
     try:
         metas = [of(each, "_meta") for each in arguments]
         meta = function(*metas, **{key: of(each, "_meta") for key, each in keywords.items()})
+        if not isinstance(meta, torch.Tensor):  # as the maximum along a dimension
+            raise _unknown(name)
         given = [of(each, "_term") for each in arguments]
         dtype = dtype_named(meta.dtype).name
         return Traced(compute(graph, dtype, *given, **{key: of(each, "_term") for key, each in keywords.items()}), meta)

@@ -83,13 +83,18 @@ class Kept(NamedTuple):
 
 
 def sum_to(gradient: torch.Tensor, *, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-    """Sum a gradient over broadcast dimensions, and convert it to the dtype of the input."""
+    """Sum a gradient over broadcast dimensions, in the dtype of the input, to which it is converted."""
     real = gradient.real if gradient.is_complex() and not dtype.is_complex else gradient
+    if real.shape != shape and dtype.itemsize > real.dtype.itemsize:  # torch rounds a sum to the dtype of its items
+        ahead = real.ndim - len(shape)
+        dims = [d for d in range(real.ndim) if d < ahead or shape[d - ahead] == 1 != real.shape[d]]
+        real = real.sum(dims, keepdim=True, dtype=dtype)
     return real.sum_to_size(shape).to(dtype)
 
 
-def _times(gradient: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    return gradient * factor.conj()
+def _times(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """A product in the dtype that both promote to, also where one has no dimension."""
+    return one.to(torch.promote_types(one.dtype, other.dtype)) * other.conj()
 
 
 def keeps(kind: RequestKind, needs: Needs) -> tuple[bool, ...]:
@@ -180,7 +185,7 @@ def by_rows(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None, tape: Tap
     gate, saved = kept.gate if gradient.gate else None, kept.indices
     if gradient.gate == "x":
         assert kept.x is not None
-        term = tape.apply(torch.mul, kept.x, kept.mask) if kept.weighted else kept.x
+        term = tape.apply(_times, kept.x, kept.mask) if kept.weighted else kept.x
         gate = _convert(term, request.dtype, tape)
     if gradient.saved == "before":  # the result of an exclusive scan is the result before each item
         saved = kept.y if request.call.exclusive and row.saved else None
@@ -293,7 +298,12 @@ def _dtype(kept: Kept, row: Operator) -> torch.dtype:
     here, carry = dtype_named(told[1]), dtype_named(request.carry_dtype)
     narrows = here.stored and here.kind == carry.kind and here.bytes <= carry.bytes
     alone = not (kept.weighted or row.second or request.call.compensated)
-    return told[1] if narrows and alone else request.dtype
+    if narrows and alone:
+        return told[1]
+    # The gradients of weights and gates that are wider than the results are not rounded to the results' dtype.
+    pairs = zip(kept.kind.shapes[:3], kept.needs[:3], strict=True)
+    wider = any(each is not None and need and each[1].itemsize > request.dtype.itemsize for each, need in pairs)
+    return request.carry_dtype if wider else request.dtype
 
 
 def _near(tensor: torch.Tensor, tape: Tape) -> torch.Tensor:

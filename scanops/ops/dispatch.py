@@ -7,7 +7,6 @@ made by the node of autograd.
 from __future__ import annotations
 
 import itertools
-import operator
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -28,16 +27,18 @@ from scanops.ops.node import ScanFunction, apply_operator, backward_pass, by_tor
 from scanops.ops.schema import Outputs
 from scanops.ops.summed_pass import SummedPass, compute_summed
 from scanops.requests.call import Call
-from scanops.requests.checks import check_readable, check_tensor, lent_kind, number_tensor, scalar_of
+from scanops.requests.checks import check_readable, check_tensor, number_tensor, scalar_of, whole_dim
 from scanops.requests.packed_sequences import PlainCall, is_jagged
+from scanops.requests.promotion import multiplies, promote_scalars, result_dtype, scalar_dtype
 from scanops.requests.request import FusedInputs, Inputs, Needs, Request, RequestKind, Tensors, check_request
-from scanops.requests.segments import check_offsets
+from scanops.requests.segments import check_carry_in, check_offsets
 from scanops.requests.torch_state import (
-    HALVES,
     autocast,
+    has_kernels,
     is_batched,
     is_derived,
     is_memory,
+    is_plain_memory,
     is_symbol,
     is_traced,
     is_transformed,
@@ -57,10 +58,12 @@ def call_of(tensors: tuple[Any, ...], outs: Tensors, options: tuple[Any, ...]) -
     """
     op, dim, reverse, exclusive, final, *others = options
     given = Inputs(*tensors)
-    initial = given.initial if given.offsets is not None else None
-    every = type(final) is str and final == "segments"
-    per_segment = every or (isinstance(initial, torch.Tensor) and initial.ndim == getattr(given.x, "ndim", 0) > 0)
-    dim = dim if type(dim) is int else _whole(dim)
+    every, rank = type(final) is str and final == "segments", getattr(given.x, "ndim", 0)
+    carried = given.offsets is not None and given.initial is not None and rank > 0
+    if carried:
+        check_carry_in(op, given.initial, rank)
+    per_segment = every or carried
+    dim = dim if type(dim) is int else whole_dim(dim)
     call = Call(op, dim, reverse, exclusive, every or final, *others)
     call = replace(call, per_segment=per_segment) if per_segment else call
     eager = runs_kernels(given.flat)
@@ -68,16 +71,6 @@ def call_of(tensors: tuple[Any, ...], outs: Tensors, options: tuple[Any, ...]) -
     if torch.is_autocast_enabled("cuda") and plain and call.dtype is None and (eager or is_followed(given.flat)):
         call = replace(call, dtype=autocast(call.op, given.x))
     return call, given, eager
-
-
-def _whole(dim: Any) -> Any:
-    """A dimension given as numpy's integer or as a tensor as an int, as torch takes it; the checks refuse the rest."""
-    if type(dim) is bool or is_compiling():
-        return dim
-    try:
-        return operator.index(dim)
-    except TypeError:
-        return dim
 
 
 def plain_name(op: Any) -> Any:
@@ -103,46 +96,32 @@ def _is_plain(op: str) -> bool:
     return row is None or not (row.indices or row.gated)
 
 
-def gate_of(a: Any, b: Any, dtype: torch.dtype | None, out: Any) -> tuple[Any, torch.dtype | None]:
-    """Return the gate as a tensor, and the dtype of the result, None for the default.
+def prepare_recurrence(
+    a: Any, b: Any, mask: Any, dtype: torch.dtype | None, accumulate: Any, out: Any
+) -> tuple[Any, Any, torch.dtype | None]:
+    """Return b as a view with the shape that a and b broadcast to, the gate as a tensor, and the dtype of the result.
 
-    A number promotes beside b as in ``a * b``. Beside half types it is not rounded to them: 0.999 would become 1.
+    The latter is None for the default. A number promotes beside b as in ``a * b``.
     """
     kind = next((kind for kind in (bool, int, float, complex) if isinstance(a, kind)), None)
-    if kind is None:
-        return a, dtype
-    check_tensor("linear_scan", "b", b)
-    check_readable("linear_scan", "b", b)
-    promoted = _beside_number(b.dtype, kind)
-    narrow = promoted.is_floating_point and promoted.itemsize < torch.float32.itemsize
-    kept = torch.float32 if narrow else promoted
-    if is_compiling():  # the number may be a symbol, which cannot be checked
-        gate = torch.full((), a, dtype=kept, device=b.device)
-    else:
-        gate = number_tensor("linear_scan", "a", a, kept, b.device)
-    if not narrow:
-        return gate, dtype
-    return gate.reshape((1,) * b.ndim), promoted if promoted in HALVES and dtype is None and out is None else dtype
-
-
-@at_tracing
-def _beside_number(dtype: torch.dtype, kind: type) -> torch.dtype:
-    """torch.result_type of a tensor and a Python number of a kind."""
-    return torch.result_type(torch.empty(1, dtype=dtype, device="meta"), kind(1))
-
-
-def broadcast_gates(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return b as a view with the shape that both broadcast to, in a dtype that promotes with a's as ``a * b`` does."""
+    if kind is not None:
+        check_tensor("linear_scan", "b", b)
+        check_readable("linear_scan", "b", b)
+        a, dtype = _gate_of_number(a, kind, b, mask, dtype, accumulate, out)
     if type(b) is not torch.Tensor and is_jagged(b):
-        return b  # its gates are checked with it
+        return b, a, dtype  # its gates are checked with it
     for name, each in (("a", a), ("b", b)):
         check_tensor("linear_scan", name, each)
         check_readable("linear_scan", name, each)
     symbolic = is_compiling() or is_traced()  # sizes may be unknown symbols, which must not be compared
     if not symbolic and a.shape == b.shape:
-        return b
+        return b, a, dtype
+    if b.ndim == 0 < a.ndim:
+        weights = mask if isinstance(mask, torch.Tensor) else None
+        call, (b, _, _) = promote_scalars(Call("linear", 0, dtype=dtype, accumulate=accumulate), (b, weights, a))
+        dtype = dtype if out is not None else call.dtype
     try:
-        whole: torch.Tensor = torch.broadcast_tensors(lent_kind(b, a), a)[0]  # type: ignore[no-untyped-call]
+        whole: torch.Tensor = torch.broadcast_tensors(b, a)[0]  # type: ignore[no-untyped-call]
     except RuntimeError as problem:
         raise UnsupportedRequest(
             "linear_scan: a and b must broadcast",
@@ -150,7 +129,31 @@ def broadcast_gates(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
             value=f"a.shape={tuple(a.shape)}, b.shape={tuple(b.shape)}",
             hint="reshape a: a gate for each row of b[rows, n] is a[rows, 1]",
         ) from problem
-    return b if not symbolic and b.shape == whole.shape else whole
+    return b if not symbolic and b.shape == whole.shape else whole, a, dtype
+
+
+def _gate_of_number(
+    a: Any, kind: type, b: torch.Tensor, mask: Any, dtype: torch.dtype | None, accumulate: Any, out: Any
+) -> tuple[torch.Tensor, torch.dtype | None]:
+    """Return a gate that is a Python number as a tensor of no dimension, and the dtype of the result."""
+    term = (_beside_number(b.dtype, kind),)
+    weights = (mask.dtype,) if isinstance(mask, torch.Tensor) and multiplies(mask, "linear") else ()
+    whole, alone = (term, weights) if weights and mask.ndim == 0 else ((*term, *weights), ())
+    result = result_dtype("linear", whole, alone)
+    if result is None:  # which the checks refuse
+        whole, alone = term, ()
+    wide = scalar_dtype("linear", dtype, accumulate, whole, alone)
+    if is_compiling():  # the number may be a symbol, which cannot be checked
+        gate = torch.full((), a, dtype=wide, device=b.device)
+    else:
+        gate = number_tensor("linear_scan", "a", a, wide, b.device)
+    return gate, result if dtype is None and out is None else dtype
+
+
+@at_tracing
+def _beside_number(dtype: torch.dtype, kind: type) -> torch.dtype:
+    """torch.result_type of a tensor and a Python number of a kind."""
+    return torch.result_type(torch.empty(1, dtype=dtype, device="meta"), kind(1))
 
 
 def run(
@@ -169,6 +172,8 @@ def run(
     eager = runs_kernels(given.flat) if eager is None else eager
     if eager:
         return serve(call, given, outs, eager=True, known_as=known_as)
+    if not call.summed and is_plain_memory(given.flat) and given.differentiates:
+        return _record(call, given, outs)
     if isinstance(given, FusedInputs):
         if is_derived():
             return (compose_summed if call.summed else compose)(call, given, run)
@@ -182,6 +187,25 @@ def run(
     request = check_request(call, given, outs)
     dtype = None if request.operator.indices else request.dtype
     return deliver(_operator(replace(call, dtype=dtype), given), request)
+
+
+class Pass(NamedTuple):
+    """The forward pass of a call that a mode may watch, or that PyTorch's operators compute."""
+
+    kind: RequestKind
+
+    def compute(self, tensors: Tensors) -> Outputs:
+        """Return the results, without gradients."""
+        return run(self.kind.request.call, Inputs(*tensors))  # type: ignore[arg-type]
+
+
+def _record(call: Call, given: AnyInputs, outs: Tensors) -> Outputs:
+    """Return the results of a call, recorded by the node of calls of kernels: with any mode it saves the same."""
+    request = check_request(call, given, outs)
+    kind = RequestKind(request)
+    if isinstance(request.inputs, FusedInputs):
+        return record_fused_call(kind, request.inputs, run, saves_states=has_kernels(request.x))
+    return ScanFunction.record(Pass(kind), request.inputs.flat)
 
 
 def is_followed(inputs: tuple[Any, ...]) -> bool:

@@ -123,17 +123,18 @@ class _Line:
         return None if self.local.before is None else self.kept(self.local.before(self), 1)
 
 
-def knows(op: str, dtype: torch.dtype) -> bool:
+def knows(op: str, dtype: torch.dtype, *, kernels: bool) -> bool:
     """Whether derivatives of an operator with results of ``dtype`` are scans, or follow from its indices.
 
-    False under a policy of fallback: PyTorch computes a recurrence in many passes, which only pays for the derivatives
-    of another recurrence.
+    False without ``kernels`` or under a policy of fallback: PyTorch computes a recurrence in many passes, which only
+    pays for the derivatives of another recurrence.
     """
     row, kind = operator_named(op), dtype_named(dtype).kind
     if row.indices:
         return kind in Derivative().kinds
     known = row.derivative
-    if known is None or (known.before and not row.gated and environment.policy() == "fallback"):
+    is_slow = not kernels or environment.policy() == "fallback"
+    if known is None or (known.before and not row.gated and is_slow):
         return False
     return kind in known.kinds
 
@@ -181,7 +182,7 @@ def push_forward(request: Request, results: Tensors, tangents: Tensors, scan: Sc
     line = _Line(request, results[0], scan)
     of_x, of_mask, of_gate, of_initial = tangents
     of_x = of_x if of_x is None or line.weights is None else of_x * line.weights
-    of_mask = None if of_mask is None else of_mask * line.inputs.x
+    of_mask = None if of_mask is None else line.wide(of_mask) * line.wide(line.inputs.x)
     of_term = of_x if of_mask is None else of_mask if of_x is None else of_x + of_mask
     if request.operator.indices:
         return (_gather(request, results[1], of_term).to(request.dtype),)

@@ -181,7 +181,7 @@ def apply_operator(call: Call, inputs: Sequence[Any]) -> Outputs:
 
 def _has_derivatives(call: Call, inputs: Inputs) -> bool:
     carried = call.final or inputs.initial is not None or call.start is not None
-    known = has_kernels(inputs.x) and knows(call.op, call.dtype or inputs.x.dtype)
+    known = has_kernels(inputs.x) and knows(call.op, call.dtype or inputs.x.dtype, kernels=True)
     return known and not (find_operator(call.op).indices and carried)
 
 
@@ -269,7 +269,7 @@ def gradients_of(
     request = kept.kind.request
     _check_unlinked(kept)
     unknown = kept.kind.indexed and (kept.kind.final or kept.needs[3])  # no item's index is saved for these
-    if unknown or not knows(request.call.op, request.dtype):
+    if unknown or not knows(request.call.op, request.dtype, kernels=has_kernels(gy)):
         return kept.sum_gradients(by_fallback(kept, gy, gfinal), tape)
     request, results = replace(request, inputs=kept.forward_inputs(gy)), (kept.y, kept.indices)
     return kept.fit(pull_back(request, kept.needs, results, gy, gfinal, apply_operator), tape)

@@ -11,7 +11,7 @@ import torch
 
 from scanops import environment
 from scanops.requests.call import SCHEMA, Call
-from scanops.requests.checks import lent_kind
+from scanops.requests.promotion import promote_scalars
 from scanops.requests.request import FusedInputs, Inputs, Needs, Request, Tensors, check_request
 from scanops.requests.segments import flags_along, make_line_offsets
 from scanops.runtime.policies import policy
@@ -135,10 +135,17 @@ def batch(
     shape = inputs.x.shape if dims[0] is None else inputs.x.movedim(dims[0], 0).shape[1:]
     rank = max(len(shape), 1)  # a 0-d tensor is a line of one item
     dim = call.dim % rank
-    x = align(inputs.x, dims[0], rank).expand(info.batch_size, *(shape or (1,)))
+    # One item for each element of the batch promotes as the tensor of no dimension that it is there.
+    flat = [
+        not shape,
+        *(each is not None and each.ndim == (at is not None) for each, at in zip(inputs[1:3], dims[1:3], strict=True)),
+    ]
+    call, (x, mask, gate) = promote_scalars(call, inputs[:3], flat)
+    assert x is not None
+    x = align(x, dims[0], rank).expand(info.batch_size, *(shape or (1,)))
     mask, gate, starts = (
-        None if each is None else _operand(each, each_dim, inputs.x.dtype if shape else each.dtype, rank)
-        for each, each_dim in zip(inputs[1:4], dims[1:4], strict=True)
+        None if each is None else align(each, each_dim, rank)
+        for each, each_dim in zip((mask, gate, inputs.starts), dims[1:4], strict=True)
     )
     offsets = inputs.offsets
     if offsets is not None and dims[4] is not None:  # different segments in each line of the batch
@@ -152,14 +159,6 @@ def batch(
     if not shape:
         results = tuple(each.reshape(info.batch_size) for each in results)
     return results, (0,) * len(results)
-
-
-def _operand(tensor: torch.Tensor, dim: int | None, beside: torch.dtype, rank: int) -> torch.Tensor:
-    """An operand with the batch in front. One item per element of the batch promotes as the 0-d tensor it is there."""
-    if tensor.ndim == (dim is not None) and tensor.dtype != torch.bool:
-        one, number = torch.empty(1, dtype=beside, device="meta"), torch.empty((), dtype=tensor.dtype, device="meta")
-        tensor = tensor.to(lent_kind(number, one).dtype)
-    return align(tensor, dim, rank)
 
 
 def align(tensor: torch.Tensor, dim: int | None, rank: int) -> torch.Tensor:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -48,9 +50,19 @@ def check_tensor(who: str, role: str, value: object) -> None:
         )
 
 
+def whole_dim(dim: Any) -> Any:
+    """Return a dimension given as numpy's integer or as a tensor as an int, as torch takes it; others as they are."""
+    if type(dim) in (int, bool) or torch.compiler.is_compiling():
+        return dim
+    try:
+        return operator.index(dim)
+    except (TypeError, ValueError, RuntimeError):  # what a tensor of several items raises
+        return dim
+
+
 def check_dim(who: str, shape: torch.Size, dim: object) -> int:
     """Return the scanned dimension of x, which has this shape, counted from 0."""
-    rank = max(len(shape), 1)
+    rank, dim = max(len(shape), 1), whole_dim(dim)
     if isinstance(dim, bool) or not isinstance(dim, int):
         raise UnsupportedRequest(
             f"{who}: dim must be an int",
@@ -109,19 +121,6 @@ def check_readable(who: str, role: str, tensor: torch.Tensor) -> None:
         )
 
 
-def lent_kind(tensor: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Return a 0-d ``tensor`` beside an ``x`` of more dimensions in the dtype that ``torch.result_type`` gives both.
-
-    One item is converted; a tensor of more dimensions is returned as it is.
-    """
-    if tensor.ndim > 0 or x.ndim == 0:
-        return tensor
-    try:
-        return tensor.to(torch.result_type(x, tensor))
-    except RuntimeError:  # torch has no rule: ``ScanSpec`` raises for these dtypes
-        return tensor
-
-
 def check_initial(who: str, initial: object, x: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
     """Return the carry-in as a tensor of ``dtype``: one number for all, or one for each line or segment."""
     if isinstance(initial, bool | int | float | complex):
@@ -137,12 +136,6 @@ def check_initial(who: str, initial: object, x: torch.Tensor, shape: torch.Size,
     if not _converts(initial.dtype, dtype):
         raise _inexact(who, "initial", f"a dtype that converts to {dtype}", f"initial.dtype={initial.dtype}", dtype)
     return initial.to(dtype, memory_format=torch.contiguous_format)  # one copy at most, for dtype and layout
-
-
-def promote_mask(mask: torch.Tensor, x: torch.Tensor, op: str) -> torch.Tensor:
-    """Return a numeric mask as ``lent_kind`` does; one that the operator refuses keeps its dtype."""
-    multiplies = mask.is_floating_point() or mask.is_complex() or (mask.dtype != torch.bool and allows_integers(op))
-    return lent_kind(mask, x) if multiplies else mask
 
 
 @at_tracing

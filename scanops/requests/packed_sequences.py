@@ -13,7 +13,7 @@ from torch.compiler import is_compiling
 from scanops.codegen.operators import find_operator
 from scanops.errors import UnsupportedRequest
 from scanops.requests.call import Call
-from scanops.requests.checks import check_dim, check_operand, check_out, check_tensor, promote_mask
+from scanops.requests.checks import check_dim, check_operand, check_out, check_tensor
 from scanops.requests.geometry import carry_shape
 from scanops.requests.segments import MAX_CHUNK, check_chunk, make_line_offsets
 from scanops.requests.torch_state import is_symbol
@@ -44,7 +44,7 @@ def split_chunks(tensors: tuple[Any, ...], outs: Outs, options: tuple[Any, ...])
     """
     x, mask, _, starts, offsets, initial = tensors
     call = Call(*options)
-    who, op, chunk = call.name, call.op, call.chunk
+    who, chunk = call.name, call.chunk
     flags = {"return_final": call.final, "complete": call.complete}
     check_chunk(who, chunk, segment_starts=starts, initial=initial, **flags)
     check_tensor(who, "x", x)
@@ -64,11 +64,11 @@ def split_chunks(tensors: tuple[Any, ...], outs: Outs, options: tuple[Any, ...])
         return plain
     if mask is not None:
         mask = check_operand(who, "mask", mask, x)
-        mask = promote_mask(mask, x, op).expand(x.shape)
+        mask = mask.expand(x.shape) if mask.ndim else mask
     (out,) = outs
     if out is not None:
         check_out(who, "out", out, x, {"x": x, "mask": mask}, call.dtype, x.shape)
-    rows = [each if each is None else cast(Any, each).unflatten(dim, (-1, chunk)) for each in (x, mask, out)]
+    rows = [each.unflatten(dim, (-1, chunk)) if each is not None and each.ndim else each for each in (x, mask, out)]
 
     def restore(y: Tensor) -> Tensor:
         return y.flatten(dim, dim + 1) if out is None else out

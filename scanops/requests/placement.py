@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from scanops.requests.checks import whole_dim
 from scanops.requests.sharding import Sharding
 
 __all__ = ["OPEN", "Placement", "find_placement", "open_block"]
@@ -23,6 +24,7 @@ class Placement(NamedTuple):
 
     def covers(self, dim: Any, rank: int) -> bool:
         """Return whether a dimension of a tensor of so many dimensions is sharded."""
+        dim = whole_dim(dim)
         return type(dim) is int and rank > 0 and dim % rank in [each % rank for each in self.dims if each < rank]
 
 

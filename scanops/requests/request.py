@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.compiler import is_compiling
 
-from scanops.codegen.dtypes import default_result
 from scanops.codegen.layouts import is_worth_transposing, needs_alignment
 from scanops.codegen.operators import Operator, find_operator, operator_named
 from scanops.codegen.spec import ScanSpec
@@ -36,6 +35,7 @@ from scanops.requests.geometry import (
     neighbours_of,
     split_shape,
 )
+from scanops.requests.promotion import promote_scalars
 from scanops.requests.torch_state import is_recorded
 
 if TYPE_CHECKING:
@@ -49,6 +49,11 @@ Tensors = tuple[torch.Tensor | None, ...]
 Needs = tuple[bool, ...]  # whether the gradient of each of ``NAMES`` is wanted
 FURTHER_AT = 6  # the place of the first further operand in ``Inputs.flat``
 Shapes = tuple[tuple[torch.Size, torch.dtype] | None, ...]  # shape and dtype of each of ``NAMES``
+
+
+def _require_gradients(given: Sequence[Any]) -> bool:
+    """Whether there is a tensor that requires gradients; a carry-in may be a number."""
+    return any([isinstance(each, torch.Tensor) and each.requires_grad for each in given])
 
 
 class Inputs(NamedTuple):
@@ -100,7 +105,10 @@ class Inputs(NamedTuple):
     @property
     def differentiates(self) -> bool:
         """Whether autograd records a scan of these inputs."""
-        return any([each is not None and each.requires_grad for each in self.differentiable]) and is_recorded()
+        return (
+            any([isinstance(each, torch.Tensor) and each.requires_grad for each in self.differentiable])
+            and is_recorded()
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +152,10 @@ class FusedInputs:
     @property
     def differentiates(self) -> bool:
         """Whether autograd records a scan of these inputs."""
-        return any([each is not None and each.requires_grad for each in self.differentiable]) and is_recorded()
+        return (
+            any([isinstance(each, torch.Tensor) and each.requires_grad for each in self.differentiable])
+            and is_recorded()
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -369,10 +380,7 @@ def check_request(call: Call, given: Inputs | FusedInputs, outs: tuple[torch.Ten
             indices=bool(row.indices),
         )
     mask = None if mask is None else checks.check_operand(who, "mask", mask, x)
-    mask = None if mask is None else checks.promote_mask(mask, x, call.op)
-    gate = (
-        None if gate is None else checks.lent_kind(checks.check_operand(who, "a", gate, x, of="the shape of a * b"), x)
-    )
+    gate = None if gate is None else checks.check_operand(who, "a", gate, x, of="the shape of a * b")
     of_x, of_gate = ("b", "a") if row.name == "linear" else ("x", "gate")  # the names of the user's arguments
     if starts is not None:
         starts = segments.check_starts(who, starts, offsets, x)
@@ -390,6 +398,8 @@ def check_request(call: Call, given: Inputs | FusedInputs, outs: tuple[torch.Ten
         call = replace(call, dtype=checks.check_out(who, "out", out, x, reads, call.dtype, shape))
     if indices is not None:
         checks.check_out(who, "indices", indices, x, reads | {"out": out}, torch.int64, shape)
+    call = replace(call, dtype=None) if row.indices else call  # nothing converts values beside indices
+    call, (x, mask, gate) = promote_scalars(call, (x, mask, gate))  # type: ignore[assignment]
     inputs = Inputs(x=x, mask=mask, gate=gate, starts=starts, offsets=offsets)
     length = split_shape(x.shape, dim)[1]
     known = isinstance(length, int) and not is_compiling()  # which traces symbols as if they were ints
@@ -400,8 +410,8 @@ def check_request(call: Call, given: Inputs | FusedInputs, outs: tuple[torch.Ten
     told = {**call.spec_fields(inputs), "initial": initial is not None, "complete": False}
     spec = ScanSpec(length=max(1, length) if known else 1, **told)  # a symbol must not be compared
     carry_dtype = getattr(torch, spec.carry.name)
-    if row.indices and out is not None:  # nothing converts values beside indices
-        checks.check_dtype(who, "out", out, getattr(torch, default_result(spec.operator.gives, spec.term).name))
+    if row.indices and out is not None:
+        checks.check_dtype(who, "out", out, getattr(torch, spec.out_dtype))
     if initial is not None:
         inputs = inputs._replace(
             initial=checks.check_initial(

@@ -13,6 +13,7 @@ from scanops.requests.geometry import carry_shape
 from scanops.torch_private import count_modes, is_jit_traced, is_wrapped, version_of, without_interpreters
 
 _DTYPES = (torch.int32, torch.int64)
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 MAX_CHUNK = 2**63 - 1  # of an argument of torch.library; a longer chunk begins again nowhere either
 
 # Offsets on GPUs whose values were checked: a weak reference, and the version, address and length of the check. By id
@@ -133,6 +134,35 @@ def check_carries(who: str, x: Tensor, offsets: Tensor | None) -> None:
             value=f"offsets={_describe(offsets)}, x of shape {tuple(x.shape)}",
             hint="pass offsets, or return_final=True for carries of lines",
         )
+
+
+def check_carry_in(op: str, initial: object, rank: int) -> None:
+    """Raise for a carry-in beside offsets, of an x of so many dimensions, with a value for each line.
+
+    It might continue the line, of which the first segment is a part, or each segment of it.
+    """
+    if isinstance(initial, Tensor) and 0 < initial.ndim < rank:
+        raise UnsupportedRequest(
+            f"{op}: initial must not have one value for each line beside offsets",
+            allowed="a number or a tensor of no dimension for all segments, or one with the segments in place of dim",
+            value=f"initial.shape={tuple(initial.shape)}, x of {rank} dimensions",
+            hint="pass initial.unsqueeze(dim), for each segment of a line; to continue lines, pass segment_starts",
+        )
+
+
+def select_last(carries: Tensor, offsets: Tensor, dim: int, reverse: bool) -> Tensor:
+    """Return the carry-out of each line, that of the segment scanned last, from those of segments.
+
+    Empty ones at the end of the offsets, as in padded ``cu_seqlens``, are none.
+    """
+    dim = dim % carries.ndim
+    if reverse:
+        return carries.select(dim, 0).contiguous()
+    count = (offsets[:-1] < offsets[-1]).sum()  # of segments up to the last that has items
+    place, signed = (count.clamp(min=1) - 1).reshape(1), _SIGNED.get(carries.dtype)
+    if signed is not None:  # torch selects no unsigned integers
+        return carries.view(signed).index_select(dim, place).squeeze(dim).view(carries.dtype)
+    return carries.index_select(dim, place).squeeze(dim)
 
 
 def flags_along(

@@ -136,6 +136,13 @@ def runs_kernels(given: tuple[torch.Tensor | None, ...]) -> bool:
     return reads_memory(given)
 
 
+def is_plain_memory(given: tuple[torch.Tensor | None, ...]) -> bool:
+    """Whether this is eager code without tracing and transforms on tensors with memory, whatever modes are active."""
+    if torch.compiler.is_compiling() or is_transformed() or private.is_jit_traced():
+        return False
+    return all([is_memory(each) for each in given if isinstance(each, torch.Tensor)])
+
+
 def reads_memory(given: tuple[torch.Tensor | None, ...]) -> bool:
     """Whether kernels can read these tensors, of which the first is required."""
     x = given[0]

@@ -205,7 +205,8 @@ def operands(cell: Cell) -> Given:
     gate = oracle.gates(spread(next(turns) % 4), dtype, seed=cell.seed) if cell.row.gated else None
     lines = tuple(size for d, size in enumerate(route.shape) if d != route.dim)
     offsets = _offsets(route.shape[route.dim], cell) if cell.segments in ("int32", "int64", "carried") else None
-    per_segment = cell.segments == "carried" and cell.carry in ("initial_of_lines", *ENDS)
+    begins = cell.carry in ("initial", "initial_of_lines", "both")
+    per_segment = offsets is not None and (begins or (cell.segments == "carried" and cell.carry in ENDS))
     if per_segment and offsets is not None:
         lines = (*route.shape[: route.dim], len(offsets) - 1, *route.shape[route.dim + 1 :])
     carry = getattr(torch, spec.carry.name)

@@ -231,7 +231,7 @@ def scan_segments(x: torch.Tensor, op: str, dim: int, *, offsets: torch.Tensor, 
             name: each.expand(x.shape).narrow(dim, begin, end - begin) if isinstance(each, torch.Tensor) else each
             for name, each in options.items()
         }
-        start = initial.select(dim, number) if isinstance(initial, torch.Tensor) else initial
+        start = initial.select(dim, number) if isinstance(initial, torch.Tensor) and initial.ndim else initial
         found.append(scan(x.narrow(dim, begin, end - begin), op, dim, initial=start, **own))
         if OPERATORS[op].indices:  # which count from the beginning of x
             at = found[-1].outputs[1]

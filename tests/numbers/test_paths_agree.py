@@ -319,6 +319,94 @@ def test_a_gate_may_be_a_number(dtype: torch.dtype) -> None:
         hold(number, flat(compiled(number, x)), flat(scanops.linear_scan(number, x, 1)))
 
 
+DECAY, STEPS = 0.999, 600
+DECAYED = sum(DECAY**n for n in range(STEPS))  # of ones; with a gate of 1, as 0.999 is in bfloat16, it is 600
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("given", [torch.float32, torch.float64], ids=str)
+def test_tensors_of_no_dimension_act_in_the_accumulators_precision(dtype: torch.dtype, given: torch.dtype) -> None:
+    """A result has the dtype of the tensors that have dimensions, and is rounded once."""
+    x, decay = torch.ones(3, STEPS, dtype=dtype), torch.tensor(DECAY, dtype=given)
+    wide = torch.float32 if dtype.itemsize < 4 else dtype
+    precision = torch.finfo(torch.float32 if given == torch.float32 else wide).eps * 500
+    compiled = torch.compile(lambda a, x: scanops.linear_scan(a, x, 1), backend="aot_eager", fullgraph=True)
+    calls: dict[str, Callable[[], torch.Tensor]] = {
+        "gate": lambda: scanops.linear_scan(decay, x, 1),
+        "gate and values": lambda: scanops.linear_scan(x * 0 + 1, decay, 1) * 0 + scanops.linear_scan(decay, x, 1),
+        "module": lambda: scanops.nn.LinearRecurrence(dim=1)(decay, x),
+        "functions": lambda: scanops.scan((decay, x), "linear", 1, map=lambda a, x: (a, x)),
+        "vmap over gates": lambda: torch.vmap(lambda a, x: scanops.linear_scan(a, x, 0))(decay.expand(3), x),
+        "vmap over values": lambda: torch.vmap(lambda x: scanops.linear_scan(decay, x, 0))(x),
+        "compiled": lambda: compiled(decay, x),
+    }
+    for name, call in calls.items():
+        for (found,) in by_both(call):
+            assert found.dtype == dtype, name
+            error = (found.double() / DECAYED - 1).abs()[:, -1].max()
+            assert error <= max(precision, torch.finfo(dtype).eps), name
+    for (found,) in by_both(lambda: scanops.linear_scan(decay, x, 1, dtype=torch.float32)):
+        assert (found[:, -1] / DECAYED - 1).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8], ids=str)
+def test_weights_of_no_dimension_act_in_the_accumulators_precision(dtype: torch.dtype) -> None:
+    weight = torch.tensor(1000 if dtype == torch.int8 else 1 / 3, dtype=torch.int64 if dtype == torch.int8 else None)
+    weight = weight.double() if dtype == torch.float64 else weight
+    x = torch.ones(2, 96, dtype=dtype)
+    exact = torch.arange(1, 97).double() * weight.double()
+    compiled = torch.compile(lambda x, m: scanops.cumsum(x, 1, mask=m, chunk=48), backend="aot_eager", fullgraph=True)
+    result = torch.int64 if dtype == torch.int8 else dtype
+    near = max(1e-6, torch.finfo(dtype).eps) if result == dtype else 0.0
+    for call, expected in (
+        (lambda: scanops.cumsum(x, 1, mask=weight), exact),
+        (lambda: scanops.cumsum(x, 1, mask=weight, chunk=48), torch.cat([exact[:48], exact[:48]])),
+        (lambda: compiled(x, weight), torch.cat([exact[:48], exact[:48]])),
+        (lambda: torch.vmap(lambda x: scanops.cumsum(x, 0, mask=weight))(x), exact),
+        (lambda: torch.vmap(lambda m: scanops.cumsum(x[0], 0, mask=m))(weight.expand(2)), exact),
+    ):
+        for answer in by_both(call):
+            hold("sum", answer, [expected.to(result).repeat(2, 1)], rtol=near)
+
+
+def test_values_of_no_dimension_are_not_rounded_to_the_half_type_of_gates() -> None:
+    gates, value = torch.ones(64, dtype=torch.bfloat16), torch.tensor(1.001)
+    for (found,) in by_both(lambda: scanops.linear_scan(gates, value, 0)):
+        assert found.dtype == torch.bfloat16 and torch.equal(found, (torch.arange(1, 65) * 1.001).bfloat16())
+
+
+def test_items_are_not_rounded_to_the_half_type_of_the_results() -> None:
+    x, weight = torch.full((2, 64), 1.001), torch.full((2, 64), 1.002)
+    for dtype in (torch.float16, torch.bfloat16):
+        for (found,) in by_both(lambda dtype=dtype: scanops.cumsum(x, 1, dtype=dtype)):  # type: ignore[misc]
+            assert torch.equal(found[0], (torch.arange(1, 65) * 1.001).to(dtype))
+        for (found,) in by_both(lambda dtype=dtype: scanops.cumsum(x.to(dtype), 1, mask=weight, dtype=dtype)):  # type: ignore[misc]
+            exact = torch.arange(1, 65) * x[0].to(dtype).double() * 1.002
+            torch.testing.assert_close(found[0].double(), exact, rtol=torch.finfo(dtype).eps, atol=0)
+
+
+def test_gradients_of_numbers_beside_half_types_are_not_rounded() -> None:
+    """The gradients of a scale, of a gate and of weights in float32 beside bfloat16."""
+    x = torch.ones(4, 300, dtype=torch.bfloat16, requires_grad=True)
+
+    def gradients(dtype: torch.dtype) -> list[torch.Tensor]:
+        scale, decay = (torch.tensor(each, dtype=dtype, requires_grad=True) for each in (1.001, DECAY))
+        weights = torch.full((300,), 1.001, dtype=dtype, requires_grad=True)
+        wide = x if dtype == torch.float32 else x.double()
+        results = [
+            *torch.autograd.grad(scanops.cumsum(wide, 1, mask=scale).sum(), (scale, x)),
+            *torch.autograd.grad(scanops.linear_scan(decay, wide, 1).sum(), decay),
+        ]
+        y = scanops.cumsum(wide, 1, mask=weights, dtype=torch.bfloat16 if dtype == torch.float32 else None)
+        return [*results, *torch.autograd.grad(y.sum(), weights)]
+
+    expected = gradients(torch.float64)
+    for found in by_both(lambda: tuple(gradients(torch.float32))):
+        for one, other in zip(found, expected, strict=True):
+            near = 1e-2 if one.dtype == torch.bfloat16 else 1e-4
+            torch.testing.assert_close(one.double(), other.double(), rtol=near, atol=0)
+
+
 def test_a_gate_that_is_no_number_of_the_dtype() -> None:
     for call, word in (
         (lambda: scanops.linear_scan(300, torch.ones(2, dtype=torch.int8), 0), "a=300"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import math
@@ -144,6 +143,9 @@ class Built:
         self.offsets = self._offsets()
         self.carry = self._carry()
         self.initial = self._initial()
+        carried = self.offsets is not None and self.initial is not None and bool(self.shape)
+        self.per_segment = carried and (not isinstance(self.initial, torch.Tensor) or self.initial.ndim == 0)
+        self.legal &= not carried or self.per_segment
         if isinstance(self.initial, torch.Tensor):
             self.legal &= torch.can_cast(self.initial.dtype, self.carry)
         elif self.initial is not None:
@@ -208,14 +210,14 @@ class Built:
         """What torch makes of x, times its weights, with its gate; RuntimeError where it has no promotion."""
         weights = self.mask if self.call.mask == "number" else None
         operands = [each for each in (self.x, weights, self.gate) if each is not None]
-        beside = self.x if self.gate is None or self.x.ndim else self.gate
-        terms = []
-        for each in operands:
-            terms.append(each.dtype)
-            if each.ndim == 0 < len(self.shape):  # a 0-d tensor lends its kind alone
-                with contextlib.suppress(RuntimeError):  # uint16 and bool: it is promoted with the others
-                    terms[-1] = torch.result_type(beside.new_empty(1), each)
-        return functools.reduce(torch.promote_types, terms)
+        alone = [each for each in operands if each.ndim == 0 < len(self.shape)]  # which lend their kind alone
+        whole = [each for each in operands if each.ndim or not self.shape]
+        term = functools.reduce(torch.promote_types, [each.dtype for each in whole])
+        for each in alone:
+            beside, term = term, torch.result_type(torch.empty(1, dtype=term), each)
+            if beside.itemsize > 1 and term.itemsize > 1:  # uint32 and complex64
+                torch.promote_types(beside, term)
+        return term
 
     def _carry(self) -> torch.dtype:
         wide = torch.float32 if self.dtype in HALVES else self.dtype
@@ -276,7 +278,14 @@ class Built:
             exclusive=r.exclusive,
             dtype=self.dtype,
             carry_dtype=self.carry,
+            per_segment=self.per_segment,
         )
+        if self.per_segment and r.final:  # of the line: that of the segment scanned last
+            assert self.offsets is not None
+            filled = [
+                n for n, (begin, end) in enumerate(itertools.pairwise(self.offsets.tolist())) if begin < end or not n
+            ]
+            found = (*found[:-1], found[-1].select(r.dim, 0 if r.reverse else filled[-1]))
         return tuple(y if r.final and y is found[-1] else y.reshape(r.shape) for y in found)
 
     def options(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional
+from torch.utils import _pytree as pytree
 
 import scanops
 from scanops import compat
@@ -375,7 +376,7 @@ def test_associative_scan(name: str, reverse: bool) -> None:
         found = combine(*((older, newer) if count > 1 else (older[0], newer[0])))
         return found if count > 1 else (found,)
 
-    assert compat._name_of(pairs, count) == operator
+    assert compat._name_of(pairs, (torch.float64,) * count) == operator
     hold(call, lambda *leaves: stepwise(combine, reverse, *leaves), *leaves)
     with scanops.emulate():
         found = call(*leaves)
@@ -389,6 +390,49 @@ def test_trees_and_integers() -> None:
     flags = x > 0
     assert torch.equal(compat.associative_scan(torch.logical_or, flags, 1), flags.cumsum(1) > 0)
     assert torch.equal(compat.associative_scan(lambda a, b: a | b, flags, 1), flags.cumsum(1) > 0)
+
+
+def test_results_have_the_dtypes_of_the_function() -> None:
+    """Sums of bools are bools, and what is computed of half types in float32 is returned in float32."""
+    flags = torch.tensor([[False, True, False, True]])
+    for function, expected in (
+        (torch.add, [False, True, True, True]),
+        (lambda a, b: a * b, [False] * 4),
+        (torch.maximum, [False, True, True, True]),
+    ):
+        for found in by_both(lambda function=function: compat.associative_scan(function, flags, 1)):  # type: ignore[misc]
+            assert found.dtype == torch.bool and found[0].tolist() == expected
+    x = torch.full((600,), 1.0, dtype=torch.bfloat16)
+    for found in by_both(lambda: compat.associative_scan(lambda a, b: a.float() + b.float(), x, 0)):
+        assert found.dtype == torch.float32 and torch.equal(found, torch.arange(1, 601).float())
+    gates, whole = x[:3].float(), torch.arange(1, 4)
+    pair = lambda a, b: (a[0] * b[0], b[0] * a[1] + b[1])  # noqa: E731
+    for items, dtype in ((x[:3], torch.float32), (whole.int(), torch.int32)):
+        first = gates if dtype == torch.float32 else whole.int()
+        for found in by_both(lambda first=first, items=items: compat.associative_scan(pair, (first, items), 0)):  # type: ignore[misc]
+            assert found[0].dtype == found[1].dtype == dtype
+            assert found[1].tolist() == ([1, 2, 3] if dtype == torch.float32 else [1, 4, 15])
+    by_value = lambda a, b: (torch.max(a[0], b[0]), torch.where(b[0] > a[0], b[1], a[1]))  # noqa: E731
+    values = torch.tensor([2.0, 1.0, 5.0])
+    for found in by_both(lambda: compat.associative_scan(by_value, (values, whole), 0)):
+        assert found[0].tolist() == [2, 2, 5] and found[1].tolist() == [1, 1, 3]
+
+
+def test_results_lie_in_the_tree_by_their_keys() -> None:
+    def combine(older: Any, newer: Any) -> Any:  # whose keys are in another order
+        return {"item": newer["gate"] * older["item"] + newer["item"], "gate": older["gate"] * newer["gate"]}
+
+    gates, items = torch.full((4,), 0.5), torch.arange(1.0, 5.0)
+    for found in by_both(lambda: compat.associative_scan(combine, {"gate": gates, "item": items}, 0)):
+        assert found["gate"].tolist() == [0.5, 0.25, 0.125, 0.0625]
+        assert found["item"].tolist() == [1.0, 2.5, 4.25, 6.125]
+
+
+def by_both(call: Callable[[], Any]) -> Any:
+    """Yield what a call returns by PyTorch's operators and by emulated kernels."""
+    yield call()
+    with scanops.emulate():
+        yield call()
 
 
 def test_equal_functions_of_a_program_are_one_operator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -414,6 +458,102 @@ def test_equal_functions_of_a_program_are_one_operator(monkeypatch: pytest.Monke
         asked = len(traced)
         assert asked and all(map(torch.equal, call(1.0), one)) and len(traced) == asked
         assert not torch.equal(call(0.5)[0], one[0]) and len(traced) > asked
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_scales_are_not_rounded_to_the_dtype_of_items(dtype: torch.dtype) -> None:
+    """Items, sums and results may have three dtypes: a scale acts in that of the sums."""
+    result = torch.float64 if dtype == torch.float64 else torch.float32
+    for scale in (1.4426950408889634, torch.tensor(1.4426950408889634, dtype=torch.float64), 1e5, 1e-9):
+        g, exact = torch.full((1, 64, 2), -1.0, dtype=dtype), -64 * float(scale)
+        for function in (
+            lambda g=g, scale=scale: compat.chunk_local_cumsum(g, 64, scale=scale, output_dtype=result),
+            lambda g=g, scale=scale: compat.chunk_global_cumsum(g, scale=scale, output_dtype=result),
+        ):
+            for found in by_both(function):
+                assert abs(found[0, -1, 0].item() / exact - 1) < (1e-14 if result == torch.float64 else 1e-6)
+
+
+@pytest.mark.parametrize("given", [0.999, torch.tensor(0.999), torch.tensor(0.999, dtype=torch.float64)], ids=str)
+def test_discounts_are_not_rounded_to_the_dtype_of_values(given: Any) -> None:
+    steps = 600
+    value, ends = torch.zeros(steps, 1, dtype=torch.bfloat16), torch.zeros(steps, 1, dtype=torch.bool)
+    exact = sum(0.999**n for n in range(steps))
+    for reward in (torch.ones(steps, 1), torch.ones(steps, 1, dtype=torch.bfloat16), torch.ones(steps, 1).double()):
+        for found in by_both(
+            lambda reward=reward: compat.generalized_advantage_estimate(given, 1.0, value, value, reward, ends)  # type: ignore[misc]
+        ):
+            near = 4e-3 if reward.dtype == torch.bfloat16 else 1e-4
+            assert [each.dtype for each in found] == [reward.dtype] * 2
+            assert all(abs(each[0].item() / exact - 1) < near for each in found)
+
+
+@pytest.mark.parametrize(
+    ("batch", "channels", "states", "length"), [(0, 2, 3, 4), (2, 2, 3, 0), (2, 0, 3, 4), (2, 2, 0, 4)]
+)
+def test_selective_scan_of_no_items(batch: int, channels: int, states: int, length: int) -> None:
+    u, a = torch.rand(batch, channels, length, requires_grad=True), -torch.rand(channels, states)
+    for b in (torch.rand(batch, states, length), torch.rand(batch, 1, states, length), torch.rand(channels, states)):
+        for y, last in by_both(lambda b=b: compat.selective_scan_fn(u, u, a, b, b, return_last_state=True)):  # type: ignore[misc]
+            assert y.shape == u.shape and last.shape == (batch, channels, states) and not y.any() and not last.any()
+            assert torch.autograd.grad(y.sum(), u)[0].shape == u.shape
+
+
+def test_selective_scan_computes_in_the_dtype_of_u() -> None:
+    """float64 beside float32 step sizes; and float32 beside half types."""
+    make = torch.Generator().manual_seed(0)
+    u, delta = (torch.rand(B, CHANNELS, LENGTH, generator=make, dtype=torch.float64) for _ in range(2))
+    a, b = -torch.rand(CHANNELS, N, generator=make), torch.rand(B, N, LENGTH, generator=make)
+    delta = delta.float()
+    exact = compat.selective_scan_fn(u, delta.double(), a.double(), b.double(), b.double())
+    for found in by_both(lambda: compat.selective_scan_fn(u, delta, a, b, b)):
+        torch.testing.assert_close(found, exact, rtol=1e-12, atol=1e-12)
+
+
+CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "selective_state_update": lambda x: compat.selective_state_update(
+        x[:, :, :3].clone(), x[:, :, 0], x[:, :, 1], -x[0, :, :3], x[:, 0, :3], x[:, 1, :3], x[0, :, 4]
+    ),
+    "selective_scan_fn": lambda x: compat.selective_scan_fn(x, x, -x[0, :, :3].abs(), x[:, :3], x[:, :3]),
+    "selective_scan_fn, state": lambda x: compat.selective_scan_fn(
+        x, x, -x[0, :, :3].abs(), x[:, :3], x[:, 1:], x[0, :, 0], x, x[0, :, 1], True, True
+    ),
+    "chunk_local_cumsum": lambda x: compat.chunk_local_cumsum(x, 2, scale=0.5),
+    "chunk_local_cumsum, a shorter chunk": lambda x: compat.chunk_local_cumsum(x, 3, reverse=True, scale=0.5),
+    "chunk_global_cumsum": lambda x: compat.chunk_global_cumsum(x, scale=0.5, head_first=True),
+    "scan": lambda x: compat.scan(x, x),
+    "generalized_advantage_estimate": lambda x: compat.generalized_advantage_estimate(
+        0.9, 0.8, x, x, x, x > 0.5, time_dim=-1
+    ),
+    "associative_scan, named": lambda x: compat.associative_scan(torch.add, x, 1),
+    "associative_scan, recurrence": lambda x: compat.associative_scan(
+        lambda a, b: {"h": b["g"] * a["h"] + b["h"], "g": a["g"] * b["g"]}, {"g": x, "h": x}, 1
+    ),
+    "associative_scan, own": lambda x: compat.associative_scan(lambda a, b: a + b - a * b, x, 1, reverse=True),
+}
+
+
+def test_every_function_is_among_the_calls() -> None:
+    assert {name.partition(",")[0] for name in CALLS} == {*compat.__all__} - {"provide"}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_are_compiled_exported_and_batched(name: str) -> None:
+    call, x = CALLS[name], torch.rand(2, 4, 6)
+
+    class Layer(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return call(x)
+
+    torch.compiler.reset()  # code that all cases share may be compiled so many times
+    expected = call(x)
+    for found in (
+        torch.compile(call, backend="eager", fullgraph=True)(x),
+        torch.export.export(Layer(), (x,)).module()(x),
+        torch.export.export(Layer(), (x,), strict=True).module()(x),
+        pytree.tree_map(lambda y: y[1], torch.vmap(call)(torch.stack([x + 1, x]))),
+    ):
+        torch.testing.assert_close(found, expected)
 
 
 X = torch.rand(2, 4, 5)

@@ -96,7 +96,9 @@ class Case:
         shapes = {"x": shape(length)}
         shapes |= {"a": shapes["x"]} if self.op == "linear" else {}
         if "initial" in cell["carry"]:
-            shapes["initial"] = () if cell["carry"] == "one initial" else (2,)
+            offsets = SEGMENTS[cell["segments"]] if cell["segments"].startswith("offsets") else None
+            carries = (2,) if offsets is None else (2, len(offsets) - 1)
+            shapes["initial"] = () if cell["carry"] == "one initial" else carries
         if cell["mask"].startswith("weights"):
             shapes["mask"] = (length,) if cell["mask"] == "weights of items" else (2, 1)
         dtype = getattr(torch, cell["dtype"])
@@ -116,6 +118,7 @@ class Case:
             self._fixed |= flags if cell["segments"] == "flags" else {"offsets": told.clamp(max=length)}
         # Not read in a transform: functionalize has no values of a captured tensor on a GPU.
         self._begins = starts_of(self._fixed["offsets"], length) if "offsets" in self._fixed else None
+        self._cuts = self._fixed["offsets"].tolist() if "offsets" in self._fixed else []
 
     @property
     def tensors(self) -> Tensors:
@@ -135,7 +138,24 @@ class Case:
         """The same, item by item."""
         given = self._given(tensors)
         flags = {} if given.pop("offsets", None) is None else {"segment_starts": self._begins}
+        if self._cuts and "initial" in given:
+            return self._walk_segments(**given)[: 1 + self._final]
         return walked(self.op, **given, **flags)[: 1 + self._final]
+
+    def _walk_segments(self, initial: torch.Tensor, **given: Any) -> Tensors:
+        """Segments that start from a number, or each from its own; the carry-out of each, or of the one walked last."""
+        found, (rows, length) = [], torch.broadcast_shapes(*[given[name].shape for name in ("x", "a") if name in given])
+        for number, (begin, end) in enumerate(itertools.pairwise(self._cuts)):
+            own = {
+                name: each.expand(rows, length)[:, begin:end] if isinstance(each, torch.Tensor) else each
+                for name, each in given.items()
+            }
+            found.append(walked(self.op, **own, initial=initial[:, number] if initial.ndim else initial))
+        results, finals = zip(*found, strict=True)
+        if initial.ndim:
+            return torch.cat(results, 1), torch.stack(finals, 1)
+        filled = [n for n, (begin, end) in enumerate(itertools.pairwise(self._cuts)) if begin < end or not n]
+        return torch.cat(results, 1), finals[0 if self._fixed["reverse"] else filled[-1]]
 
     def total(self, *tensors: torch.Tensor) -> torch.Tensor:
         """One number made of all results."""

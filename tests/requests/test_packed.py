@@ -78,6 +78,60 @@ def test_gradients_of_carries(kernels: str, op: str, shape: tuple[int, ...], rev
         torch.testing.assert_close(found.cpu(), wanted, rtol=2e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("exclusive", [False, True], ids=["inclusive", "exclusive"])
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+@pytest.mark.parametrize("op", ["sum", "prod", "max", "linear", "logcumsumexp"])
+def test_each_segment_starts_from_a_number(op: str, reverse: bool, exclusive: bool, kernels: str) -> None:
+    """Whatever is returned, and however sequences are packed."""
+    cuts, options = [0, 2, 2, 3, 7, 7], {"reverse": reverse, "exclusive": exclusive}
+    x = (torch.rand(3, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.5).to(kernels)
+    offsets, given = torch.tensor(cuts, device=kernels), {"gate": x} if op == "linear" else {}
+    for initial in (1.25, torch.tensor(1.25, device=kernels), torch.full((1, 1), 1.25, device=kernels)):
+        pieces = []
+        for begin, end in itertools.pairwise(cuts):
+            start = 1.25 if isinstance(initial, float) else torch.tensor(1.25, device=kernels)
+            own = {name: each[:, begin:end] for name, each in given.items()}
+            pieces.append(scan(x[:, begin:end], op, 1, initial=start, return_final=True, **own, **options))
+        y = torch.cat([piece[0] for piece in pieces], 1)
+        finals = torch.stack([piece[-1] for piece in pieces], 1)
+        for final in (False, True, "segments"):
+            found = scan(x, op, 1, offsets=offsets, initial=initial, return_final=final, **given, **options)
+            results = found if isinstance(found, tuple) else (found,)
+            torch.testing.assert_close(results[0], y)
+            if final:
+                of_line = final is True and getattr(initial, "ndim", 0) == 0
+                torch.testing.assert_close(results[-1], finals[:, 0 if reverse else 3] if of_line else finals)
+        if op != "linear":
+            nested = torch.nested.nested_tensor_from_jagged(x.t().contiguous(), offsets)
+            number = initial if getattr(initial, "ndim", 0) == 0 else 1.25
+            torch.testing.assert_close(scan(nested, op, 1, initial=number, **options).values(), y.t())
+
+
+def test_values_for_lines_are_not_those_of_segments() -> None:
+    """Also where there are as many lines as segments."""
+    x, offsets = torch.ones(3, 5), torch.tensor([0, 1, 2, 5])
+    for final in (False, True, "segments"):
+        with pytest.raises(UnsupportedRequest, match=r"for each line beside offsets: got initial.shape=\(3,\)"):
+            scanops.cumsum(x, 1, offsets=offsets, initial=torch.zeros(3), return_final=final)  # type: ignore[call-overload]
+    values = torch.tensor([[1.0], [2.0], [3.0]])
+    found = scanops.cumsum(x, 1, offsets=offsets, initial=values)
+    assert found.tolist() == [[2, 2, 2, 3, 4], [3, 3, 3, 4, 5], [4, 4, 4, 5, 6]]
+
+
+def test_gradients_of_a_number_of_all_segments(kernels: str) -> None:
+    x = torch.rand(2, 6, dtype=torch.float64, device=kernels, requires_grad=True)
+    offsets, start = torch.tensor([0, 2, 2, 6], device=kernels), torch.tensor(1.5, dtype=torch.float64, device=kernels)
+    start.requires_grad_()
+
+    def f(start: torch.Tensor) -> torch.Tensor:
+        y, last = scanops.cumprod(x, 1, offsets=offsets, initial=start, return_final=True)
+        return y.sum() + 2 * last.sum()
+
+    apart = torch.cat([x[:, :2].cumprod(1), x[:, 2:].cumprod(1), 2 * x[:, 2:].prod(1, keepdim=True)], 1)
+    torch.testing.assert_close(torch.autograd.grad(f(start), start)[0], apart.sum())
+    torch.testing.assert_close(torch.compile(f, backend="aot_eager", fullgraph=True)(start), f(start))
+
+
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 def test_transforms_of_carries(reverse: bool) -> None:
     """Tangents, second derivatives, batches, also of offsets, and a compiler."""

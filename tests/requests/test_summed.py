@@ -162,8 +162,12 @@ def test_segments(exclusive: bool, reverse: bool, device: str) -> None:
     flags = torch.zeros(50, dtype=torch.bool, device=device)
     flags[offsets[1:-1]] = True
     own = torch.rand(2, 1, 50, generator=make).to(device) < 0.2
-    options = {"reverse": reverse, "exclusive": exclusive, "initial": start, "return_final": True}
-    for segments in ({"offsets": offsets}, {"segment_starts": flags}, {"segment_starts": own}):
+    options = {"reverse": reverse, "exclusive": exclusive, "return_final": True}
+    for segments in (
+        {"offsets": offsets},
+        {"segment_starts": flags, "initial": start},
+        {"segment_starts": own, "initial": start},
+    ):
         y, last = scanops.scan((a, x), "linear", 2, sum=1, **segments, **options)
         expected, expected_last = scanops.linear_scan(a, x, 2, **segments, **options)
         torch.testing.assert_close((y, last), (expected.sum(1), expected_last))
@@ -180,6 +184,14 @@ def test_segments(exclusive: bool, reverse: bool, device: str) -> None:
         expected = scanops.linear_scan(a, broken, 2, offsets=offsets, exclusive=exclusive, reverse=reverse).sum(1)
         torch.testing.assert_close(y, expected, equal_nan=True)
         assert y.isfinite().sum() > 20
+
+
+def test_segments_of_offsets_take_no_carry_in() -> None:
+    """It would be of each, where that beside head flags continues the line."""
+    a, offsets = torch.rand(2, 4), torch.tensor([0, 1, 4])
+    for start in (1.0, torch.tensor(1.0), torch.zeros(2)):
+        with pytest.raises(UnsupportedRequest, match="initial beside offsets does not go with sum"):
+            scanops.scan((a, a), "linear", 1, sum=0, offsets=offsets, initial=start)
 
 
 def test_lines_without_items() -> None:

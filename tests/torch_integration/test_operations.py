@@ -43,18 +43,26 @@ def test_lengths_that_change_have_one_kernel(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_batch_is_one_scan() -> None:
-    """Of lines, masks and carry-ins; offsets that differ within the batch become flags."""
+    """Of lines, masks and carry-ins; offsets that differ within the batch become flags, beside carries not."""
     x, keep = torch.rand(4, 2, 6), torch.rand(4, 6) > 0.3
     offsets, initial = torch.tensor([[0, 2, 6], [0, 3, 6], [0, 0, 6], [0, 6, 6]]), torch.rand(4, 2)
 
-    def scan(x: torch.Tensor, keep: torch.Tensor, offsets: torch.Tensor, initial: torch.Tensor) -> Any:
-        return scanops.cumsum(x, 1, mask=keep, offsets=offsets, initial=initial, return_final=True)
+    def scan(x: torch.Tensor, keep: torch.Tensor, offsets: torch.Tensor) -> Any:
+        return scanops.cumsum(x, 1, mask=keep, offsets=offsets, return_final=True)
 
-    expected = [scan(*each) for each in zip(x, keep, offsets, initial, strict=True)]
+    def carry(x: torch.Tensor, offsets: torch.Tensor, initial: torch.Tensor) -> Any:
+        return scanops.cumsum(x, 1, offsets=offsets, initial=initial[0], return_final=True)
+
+    expected = [scan(*each) for each in zip(x, keep, offsets, strict=True)]
+    carried = [carry(*each) for each in zip(x, offsets, initial, strict=True)]
     with scanops.emulate(), scanops.record() as used:
-        found = torch.func.vmap(scan)(x, keep, offsets, initial)
+        found = torch.func.vmap(scan)(x, keep, offsets)
         assert [(spec.segments, count) for (spec, *_), count in used.counts.items()] == [("flags", 1)]
         close(found, [torch.stack(parts) for parts in zip(*expected, strict=True)])
+        found = torch.func.vmap(carry)(x, offsets, initial)
+        close(found, [torch.stack(parts) for parts in zip(*carried, strict=True)])
+        found = torch.func.vmap(lambda x, initial: scanops.cumsum(x, 1, initial=initial))(x, initial)
+        close([found], [x.cumsum(2) + initial[:, :, None]])
         numbers = torch.func.vmap(lambda x: scanops.cumprod(x, 0, mask=x))(torch.tensor([2.0, 3.0]))
         half, weight = torch.ones(2, 3, dtype=torch.float16), torch.tensor([2.0, 3.0])
         kept = torch.func.vmap(lambda x, weight: scanops.cumsum(x, 0, mask=weight))(half, weight)
