@@ -61,7 +61,7 @@ def scan_sharded(who: str, call: Call, given: Inputs, asked: tuple[Any, ...] = (
             if len(calls) >= MOST_CALLS:
                 calls.clear()
             calls[key] = served
-    if is_captured(given.x.device) and (group.size > 1 or served.scan.layout.width > 1):
+    if not served.is_alone and is_captured(given.x.device):
         group.check_captured(who)
     return served.run(given)
 
@@ -74,6 +74,8 @@ def _key_of(who: str, call: Call, given: Inputs) -> Any:
     tensors = given if initial is None else given._replace(initial=None)
     key = call_cache.key_of(call, tensors)
     if key is None or not {type(each) for each in tensors}.issubset(_PLAIN):
+        return None
+    if any([each is not None and (each.is_conj() or each.is_neg()) for each in tensors]):  # which the key does not say
         return None
     needs = [each is not None and each.requires_grad for each in tensors]
     modes = torch.is_grad_enabled(), torch.is_autocast_enabled("cuda"), private.is_autograd_excluded()
@@ -108,16 +110,22 @@ class ServedCall:
 
     def __init__(self, scan: Prepared, call: Call, asked: tuple[Any, ...]) -> None:
         self.scan, self._call, self._asked = scan, call, asked
+        self.is_alone = scan.group.size == 1 and scan.layout.width == 1
+        self._has_lines = 0 not in line_shape(scan.shape, scan.call.dim)
+        self._is_plain = False  # whether the tensors of equal calls are read as they are
         self._onepass: OnePass | None = None
         self._twopass: TwoPass | None = None
         self._comparison: Exchange | None = None  # where there are no states
 
     def run(self, given: Inputs) -> Outputs:
         """Return the outputs for tensors like those that the call was prepared for."""
-        scan, read = self.scan, self.scan.convert(given)
-        if scan.group.size == 1 and scan.layout.width == 1:
+        scan, read = self.scan, given
+        if not self._is_plain:
+            read = scan.convert(given)
+            self._is_plain = all([mine is theirs for mine, theirs in zip(read, given, strict=True)])
+        if self.is_alone:
             return _scan_alone(self._call, given._replace(x=read.x))
-        if 0 in line_shape(scan.shape, scan.call.dim):
+        if not self._has_lines:
             self._compare(read)
             return _scan_nothing(scan, read)
         if scan.method == "onepass" and (link := find_link(scan, read.x.device)) is not None:
@@ -125,7 +133,7 @@ class ServedCall:
             whole = add_neutral_items(scan.call, scan.result, read) if is_empty else read
             if self._onepass is None:
                 self._onepass = OnePass(scan, link, whole)
-            if self._asked and all([mine is theirs for mine, theirs in zip(whole, given, strict=True)]):
+            if self._asked and self._is_plain and whole is read:
                 self._onepass.teach(self._asked, given)
             found = self._onepass.run(whole)
             return (found[0].narrow(scan.call.dim, 0, 0), *found[1:]) if is_empty else found

@@ -19,6 +19,7 @@ from scanops.distributed import call_programs, shards
 from scanops.distributed.call_programs import CallProgram
 from scanops.distributed.composed import compose_gradients
 from scanops.distributed.exchange import Exchange
+from scanops.distributed.groups import is_captured
 from scanops.distributed.prepared import Prepared
 from scanops.distributed.shards import Carry, Shard
 from scanops.distributed.spans import in_order_of
@@ -128,6 +129,9 @@ class TwoPass:
         scan, dim, row, begins = self.scan, self.scan.call.dim, self._shard.row, None
         if offsets is not None:
             (lengths,) = tape.call(self._exchange.begin, offsets)
+            assert lengths is not None
+            if not (lengths.is_cpu or is_captured(self._device)):  # which waits for the GPU: at the first call alone
+                self._check_offsets(offsets, lengths)
             starts, begins = tape.call(self._place_flags, x, offsets, lengths)
         parts = self._split(tape, x, mask, gate, starts)
         totals = [self._find_totals(tape, *part) for part in parts]
@@ -228,11 +232,14 @@ class TwoPass:
         """Return where the span at each position begins in the line."""
         return (self._layout.starts_of(lengths, self.scan.call.reverse).to(self._device),)
 
+    def _check_offsets(self, offsets: Tensor, lengths: Tensor) -> None:
+        """Raise for positions that are not those of a line: all ranks have the same, and know the lengths."""
+        check_offsets(self.scan.message.who, offsets, offsets.new_empty(1).expand(int(lengths.sum())), 0)
+
     def _place_flags(self, x: Tensor, offsets: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Return head flags in place of offsets, and where spans begin. Raises for positions that are not of a line."""
-        if lengths.is_cpu:  # all ranks have the same positions, and know the lengths
-            line = offsets.new_empty(1).expand(int(lengths.sum()))
-            check_offsets(self.scan.message.who, offsets, line, 0)
+        if lengths.is_cpu:
+            self._check_offsets(offsets, lengths)
         (begins,) = self._find_starts(lengths)
         return self.scan.place_flags(x, offsets, begins), begins
 
