@@ -220,6 +220,8 @@ def draw(seed: int, number: int, *, small: bool = False) -> Draw:
         layout, across = "middle", True
     counts = op == "sum" and not fused and not trains
     dtype = _one_of(pick, DTYPES | COUNTED if counts else DTYPES)
+    if dtype == torch.float16 and "decays" in fused:
+        dtype = torch.bfloat16  # long sums of one sign overflow in float16
     bounds = SMALL_BYTES if small else (LEAST_BYTES, MOST_BYTES)
     target = bounds[0] * (bounds[1] / bounds[0]) ** pick.random()
     parts = {"cummax": 2 + 8 / dtype.itemsize, "linear": 3}.get(op, 2)
