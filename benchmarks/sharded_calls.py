@@ -39,7 +39,7 @@ VARIANTS = (
     "mask reverse",
     "starts initial return_final",
     "starts reverse exclusive initial return_final",
-    "offsets reverse initial",
+    "offsets reverse",
     "offsets return_final",
     "mask starts exclusive",
     "weights broadcast initial return_final",
@@ -129,6 +129,8 @@ def request_of(
     dim: int,
 ) -> Request:
     """Return a call of random tensors with the keywords that ``words`` name."""
+    if "offsets" in words:  # beside which sharded scans take no carry-in
+        words = [word for word in words if word not in ("initial", "number")]
     make = torch.Generator().manual_seed(draw.randrange(2**31))
     floats = partial(torch.rand, dtype=torch.float64, generator=make)
     x = torch.randint(0, 64, shape, generator=make) | 8 if whole else floats(shape) * 3 - 1

@@ -148,11 +148,11 @@ def selective_scan_fn(
         return (tensor.unsqueeze(1) if tensor.ndim == 3 else tensor).unsqueeze(2)
 
     def by_time(tensor: Tensor) -> Tensor:
-        return tensor.unflatten(1, split).unsqueeze(3)
+        return _split(tensor, split).unsqueeze(3)
 
     given = {"u": by_time(u), "delta": by_time(delta), "a": by_channel(A), "b": varying("B", B), "c": varying("C", C)}
     given |= {} if delta_bias is None else {"bias": by_channel(delta_bias)}
-    start = None if initial_state is None else initial_state.unflatten(1, split)
+    start = None if initial_state is None else _split(initial_state, split)
     if any(each.is_complex() for each in given.values()):
         segments = _first_segment_of(given["u"], cu_seqlens, start, 4)
         return _scan_complex_states(given, D, z, delta_softplus, return_last_state, segments, start)
@@ -180,7 +180,13 @@ def selective_scan_fn(
     return (y, last.flatten(1, 2)) if return_last_state else y
 
 
-def _first_segment_of(x: Tensor, offsets: Tensor | None, start: Tensor | None, dim: int) -> dict[str, Tensor | None]:
+def _split(tensor: Tensor, sizes: tuple[int, int]) -> Tensor:
+    """Return the tensor with its channels in groups."""
+    found: Tensor = tensor.unflatten(1, sizes)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _first_segment_of(x: Tensor, offsets: Tensor | None, start: Tensor | None, dim: int) -> dict[str, Any]:
     """Return segments of which the first alone starts from a state: offsets, or head flags beside one."""
     if offsets is None or start is None:
         return {"offsets": offsets}
@@ -216,7 +222,7 @@ def _scan_complex_states(
     z: Tensor | None,
     softplus: bool,
     return_last_state: bool,
-    segments: dict[str, Tensor | None],
+    segments: dict[str, Any],
     start: Tensor | None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The selective scan of complex states, which are written to memory."""
@@ -231,7 +237,7 @@ def _scan_complex_states(
         -1,
         initial=start,
         return_final=True,
-        **segments,  # type: ignore[arg-type]
+        **segments,
     )
     y = (2 * (h * given["c"]).real.sum(3)).flatten(1, 2)
     y = y if D is None else y + u.squeeze(3).flatten(1, 2) * D.unsqueeze(-1)

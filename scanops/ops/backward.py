@@ -329,7 +329,7 @@ def by_fallback(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None) -> Te
     with torch.enable_grad():
         # A view of each, because two inputs may be one tensor.
         pairs = zip(inputs.differentiable, needs, strict=True)
-        views = tuple(t.view_as(t) if need and t is not None else t for t, need in pairs)
+        views = tuple(_differentiate(t) if need and t is not None else t for t, need in pairs)
         results = compute(kept.kind.request, inputs._replace(**dict(zip(NAMES, views, strict=True))))  # type: ignore[arg-type]
         given = [(results[0], gy), *([(results[-1], gfinal)] if gfinal is not None else [])]
         given = [(y, g) for y, g in given if y.requires_grad]
@@ -339,3 +339,9 @@ def by_fallback(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None) -> Te
         ys, gs = [y for y, _ in given], [g for _, g in given]
         found = iter(torch.autograd.grad(ys, wanted, gs, create_graph=again, allow_unused=True))
     return tuple(next(found) if need else None for need in needs)
+
+
+def _differentiate(tensor: torch.Tensor) -> torch.Tensor:
+    """A view of a tensor that gradients are taken by, which may have been saved without its history."""
+    view = tensor.view_as(tensor)
+    return view if view.requires_grad else view.requires_grad_()
