@@ -325,11 +325,12 @@ class Fusion:
                 value="a sum over lines",
                 hint="scan without it, and add the results with torch.sum",
             )
-        wrong = [name for name in ("mask", "gate", "saved", "segments", "complete") if getattr(spec, name)]
+        others = ("mask", "gate", "saved", "complete", *(("segments",) if spec.states else ()))
+        wrong = [name for name in others if getattr(spec, name)]
         if wrong or row.indices:
             raise UnsupportedRequest(
                 f"{spec.op}: map does not go with {wrong[0] if wrong else 'an operator with indices'}",
-                allowed="an operator with one result, without mask, gate, saved tensor, segments and complete results",
+                allowed="an operator with one result, without mask, gate, saved tensor and complete results",
                 value=f"{wrong[0]}={getattr(spec, wrong[0])!r}" if wrong else f"op={spec.op!r}",
                 hint="make mask and gate operands of the expression",
             )

@@ -49,7 +49,8 @@ def compose(call: Call, given: FusedInputs, scan: Callable[[Call, Inputs], Tenso
     if fusion.fields:
         results += _scan_states(fusion, call, elements)
     else:
-        inputs = Inputs(element, gate=gates[0] if gates else None, initial=given.initial)
+        gate = gates[0] if gates else None
+        inputs = Inputs(element, gate=gate, starts=given.starts, offsets=given.offsets, initial=given.initial)
         scanned = getattr(torch, wide(fusion.scanned))  # of which outputs alone are rounded
         y, *finals = scan(Call(call.op, call.dim, call.reverse, call.exclusive, call.final, scanned), inputs)
         results.append(y)

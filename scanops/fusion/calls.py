@@ -68,8 +68,7 @@ def scan_fused(
             return answer
     initial, final, is_plain = others["initial"], others["return_final"], not wrong and sum is None
     if own is None and not isinstance(final, str):  # which asks for those of segments
-        segments = ("segment_starts", "offsets") if sum is not None else ()
-        wrong = [name for name in wrong if name not in ("initial", "return_final", *segments)]
+        wrong = [name for name in wrong if name not in ("initial", "return_final", "segment_starts", "offsets")]
     _check(inputs, wrong and (wrong[0], others[wrong[0]]), (map, then, finish), mask)
     if sum is not None or finish is not None:
         _check_sums(op, sum is not None)
@@ -78,12 +77,12 @@ def scan_fused(
     shape, flags = _shape(tensors, inputs), None
     if offsets is not None and initial is not None:  # which is of each segment, not of the line
         raise UnsupportedRequest(
-            "scan: initial beside offsets does not go with sum",
+            "scan: initial beside offsets does not go with map, then or several tensors",
             allowed="initial beside segment_starts, which continues lines, or offsets alone",
             value=f"initial={format_value(initial)}",
             hint="pass segment_starts in place of offsets, or leave initial out",
         )
-    if starts is not None or offsets is not None:
+    if sum is not None and (starts is not None or offsets is not None):
         flags = _flag_segments(starts, offsets, tensors[0].expand(shape), dim, reverse)
         tensors = (*tensors, flags)
     kinds = tuple([(each.dtype, each.ndim == 0) for each in tensors])
@@ -105,9 +104,8 @@ def scan_fused(
         start: Any = initial
         if initial is not None and not isinstance(initial, torch.Tensor):
             start = torch.full((), start, dtype=getattr(torch, carry_of(text)), device=tensors[0].device)
-        found = tuple(
-            schema.FUSED(list(tensors), text, op, dim, reverse, exclusive, any_length, bool(final), summed, start)
-        )
+        options = (text, op, dim, reverse, exclusive, any_length, bool(final), summed, start)
+        found = tuple(schema.FUSED(list(tensors), *options, *(() if flags is not None else (starts, offsets))))
         return _arrange(found, bool(final))
     call = Call(op, dim, reverse, exclusive, final, dtype)  # type: ignore[arg-type]
     call.check_options()
@@ -116,11 +114,14 @@ def scan_fused(
     others = (kinds, mask is not None, dtype)
     fusion, key = find_fusion(key, lambda: _key_of(*asked), map, then, row, *others, sums=sums)
     x, *further = tensors
-    read = FusedInputs(x, tuple(further), initial)  # type: ignore[arg-type]
+    segments = (starts, offsets) if flags is None else ()
+    read = FusedInputs(x, tuple(further), initial, *segments)  # type: ignore[arg-type]
     call = replace(call, fusion=fusion, summed=() if sum is None else sum)
     call, read = check_fused(call, read)
     found = run_call(call, read, known_as=key if is_plain else None)
-    if call.final and reverse and starts is not None:  # a segment that ends with the line carries nothing out
+    if (
+        call.final and reverse and flags is not None and starts is not None
+    ):  # a segment that ends with the line carries nothing out
         ends = starts.expand(shape).select(call.dim, 0)  # type: ignore[attr-defined]
         found = (*found[:-1], torch.where(ends, torch.zeros_like(found[-1]), found[-1]))
     return _arrange(found, bool(final))
@@ -217,7 +218,7 @@ def _check(inputs: tuple[Any, ...], wrong: Any, functions: tuple[Any, ...], mask
     if wrong:
         raise UnsupportedRequest(
             f"scan: {wrong[0]} does not go with map, then or several tensors",
-            allowed="mask, reverse, exclusive, dtype; initial and return_final with an operator of the table",
+            allowed="mask, reverse, exclusive, dtype; initial, return_final and segments with an operator of the table",
             value=f"{wrong[0]}={format_value(wrong[1])}",
             hint="call the function first, and scan its result",
         )

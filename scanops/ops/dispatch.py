@@ -321,7 +321,7 @@ def repeat(
     """
     call = known.kind.request.call
     if given.offsets is not None:  # the key has their shape, not their values
-        check_offsets(call.name, given.offsets, given.x, call.dim)
+        check_offsets(call.name, given.offsets, given.x.expand(known.kind.request.shape), call.dim)
     if known.launcher.own and not call.per_segment and call.link is None and native.should_learn(known.launcher):
         if not isinstance(asked, Call):
             native.learn(asked, given.flat, known.launcher)

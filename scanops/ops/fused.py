@@ -99,6 +99,8 @@ def _states_of(call: Call, given: FusedInputs, needs: tuple[bool, ...]) -> Saved
     """The states to save; None where none are read, or where saving them does not move fewer bytes."""
     if given.initial is not None:  # items of the carry-in are before the first results
         return None
+    if given.starts is not None or given.offsets is not None:  # and the identity before those of each segment
+        return None
     shape = broadcast_shape(given.operands)
     whole = tuple(each.shape == shape for each in given.operands)
     return choose_states(_fusion_of_call(call), call.op, call.exclusive, needs, whole)
@@ -108,6 +110,7 @@ class _Scans(NamedTuple):
     """What the scans of a backward pass are made of: the call, and what computes them."""
 
     call: Call
+    given: FusedInputs
     scan: Scan
 
     def run(
@@ -116,7 +119,8 @@ class _Scans(NamedTuple):
         """Return the outputs of a fused scan of these tensors; ``others`` are fields of its call."""
         x, *further = tensors
         call = Call(self.call.op, self.call.dim, self.call.reverse, fusion=fusion)
-        return self.scan(replace(call, **others), FusedInputs(x, tuple(further), initial))
+        inputs = replace(self.given, x=x, further=tuple(further), initial=initial)  # of the same segments
+        return self.scan(replace(call, **others), inputs)
 
 
 def differentiate_fused(
@@ -135,7 +139,7 @@ def differentiate_fused(
     """
     if all(each is None for each in gradients):
         return (None,) * len(needs)
-    call_fusion, scans = _fusion_of_call(call), _Scans(call, scan)
+    call_fusion, scans = _fusion_of_call(call), _Scans(call, given, scan)
     of_x, *_, of_initial = needs[: len(NAMES)]
     wanted = (of_x, *needs[len(NAMES) :])
     tensors, carry = given.operands, given.initial

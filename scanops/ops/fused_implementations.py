@@ -23,10 +23,11 @@ from scanops.ops.summed_pass import differentiate_summed
 from scanops.requests.call import Call
 from scanops.requests.geometry import separate
 from scanops.requests.request import FusedInputs, RequestKind, check_fused, check_request
+from scanops.requests.segments import flags_along
 from scanops.requests.torch_state import reads_memory
 
 Results = list[torch.Tensor]
-SUMMED_AT, INITIAL_AT = 4, 5  # among the operator's arguments behind the dimension
+SUMMED_AT, INITIAL_AT, STARTS_AT, OFFSETS_AT = 4, 5, 6, 7  # among the operator's arguments behind the dimension
 
 
 def _parse(
@@ -40,6 +41,8 @@ def _parse(
     final: bool = False,
     summed: Sequence[int] = (),
     initial: torch.Tensor | None = None,
+    starts: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
 ) -> tuple[Call, FusedInputs]:
     """Return the call of the operator's arguments, and its tensors."""
     fusion = fusion_of(text)
@@ -53,7 +56,7 @@ def _parse(
         )
     x, *further = tensors
     call = Call(op, dim, reverse, exclusive, final, any_length=any_length, summed=tuple(summed), fusion=fusion)
-    return check_fused(call, FusedInputs(x, tuple(further), initial))
+    return check_fused(call, FusedInputs(x, tuple(further), initial, starts, offsets))
 
 
 def _compute(*arguments: Any) -> Results:
@@ -90,8 +93,18 @@ def _rule(info: Any, dims: tuple[Any, ...], *arguments: Any) -> tuple[Results, l
     batched = [schema.align(each, at, rank) for each, at in zip(tensors, dims[0], strict=True)]
     if len(options) > SUMMED_AT:
         options[SUMMED_AT] = [each % rank + 1 for each in options[SUMMED_AT]]
-    if len(options) > INITIAL_AT and options[INITIAL_AT] is not None:
-        options[INITIAL_AT] = schema.align(options[INITIAL_AT], dims[-1], rank - 1)
+    options += [None] * (OFFSETS_AT + 1 - len(options)) if len(options) > SUMMED_AT else []
+    of_options = dict(enumerate(dims[4:]))  # the batch's dimension in each of them
+    at = of_options.get(OFFSETS_AT)
+    if at is not None:  # other segments in each element of the batch
+        line = batched[0].new_empty(()).expand(torch.broadcast_shapes(*(each.shape[1:] for each in batched)))
+        rows = [flags_along(None, row, line, dim % rank) for row in options[OFFSETS_AT].unbind(at)]
+        options[STARTS_AT], options[OFFSETS_AT] = torch.stack([each for each in rows if each is not None]), None
+        of_options[STARTS_AT] = 0
+    for place, size in ((INITIAL_AT, rank - 1), (STARTS_AT, rank)):
+        if len(options) > place and options[place] is not None:
+            options[place] = schema.align(options[place], of_options.get(place), size)
+    if any(of_options.get(place) is not None for place in (INITIAL_AT, STARTS_AT)):
         batched[0] = batched[0].expand(info.batch_size, *batched[0].shape[1:])
     found = schema.FUSED(batched, text, op, dim % rank + 1, *options)
     return [each if any(ranks) else each.squeeze(1) for each in found], [0] * len(found)

@@ -41,7 +41,7 @@ BACKWARD = _define("scan_backward", _RESULTS, _TENSORS, _DIM, _OP, "bool[] needs
 # Implemented by scanops.ops.fused_implementations.
 # The last of the gradients is that of the carry-out, where there is one, and the last of `needs` that of `initial`.
 _FUSED = "str map, str op, int dim, bool reverse, bool exclusive, bool any_length"
-_FUSED += ", bool final=False, int[] summed=[], Tensor? initial=None"
+_FUSED += ", bool final=False, int[] summed=[], Tensor? initial=None, Tensor? segment_starts=None, Tensor? offsets=None"
 FUSED = _define("fused", "Tensor[] tensors", _FUSED)
 FUSED_BACKWARD = _define("fused_backward", "Tensor?[] gradients, Tensor[] tensors, bool[] needs", _FUSED)
 
@@ -73,7 +73,7 @@ def list_fused_arguments(call: Call) -> tuple[Any, ...]:
 
 def run_fused_operator(call: Call, given: FusedInputs, keys: Any = None) -> Outputs:
     """Return the results of ``fused`` on a call's tensors; ``keys`` are what is left to dispatch to."""
-    arguments = (list(given.operands), *list_fused_arguments(call), given.initial)
+    arguments = (list(given.operands), *list_fused_arguments(call), given.initial, given.starts, given.offsets)
     return tuple(FUSED(*arguments) if keys is None else FUSED.redispatch(keys, *arguments))
 
 
@@ -86,7 +86,8 @@ def differentiate_fused_by_operator(
     """
     x, _, _, initial, *further = needs
     wanted = [x, *further, initial] if given.initial is not None else [x, *further]
-    every = FUSED_BACKWARD(list(gradients), list(given.operands), wanted, *options, given.initial)
+    others = (given.initial, given.starts, given.offsets)
+    every = FUSED_BACKWARD(list(gradients), list(given.operands), wanted, *options, *others)
     of_x, *others = [each if need else None for each, need in zip(every, wanted, strict=True)]
     of_initial = others.pop() if given.initial is not None else None
     return (of_x, None, None, of_initial, *others)

@@ -118,27 +118,24 @@ class FusedInputs:
     x: torch.Tensor  # the first operand
     further: tuple[torch.Tensor, ...] = ()  # the other operands, a mask among them; all broadcast together
     initial: torch.Tensor | None = None  # the carry-in, as that of ``Inputs``
+    starts: torch.Tensor | None = None  # head flags of segments, or their offsets, as those of ``Inputs``
+    offsets: torch.Tensor | None = None
 
     @classmethod
     def of_flat(cls, tensors: Sequence[Any]) -> FusedInputs:
         """Return the inputs of which ``flat`` are these tensors."""
-        return cls(tensors[0], tuple(tensors[FURTHER_AT:]), tensors[FURTHER_AT - 1])
+        starts, offsets, initial = tensors[FURTHER_AT - 3 : FURTHER_AT]
+        return cls(tensors[0], tuple(tensors[FURTHER_AT:]), initial, starts, offsets)
 
     @property
     def flat(self) -> Tensors:
-        """The tensors as launches number them: x and the carry-in where ``Inputs`` has them, then further operands."""
-        return (self.x, None, None, None, None, self.initial, *self.further)
+        """The tensors as launches number them: those of ``Inputs`` where it has them, then further operands."""
+        return (self.x, None, None, self.starts, self.offsets, self.initial, *self.further)
 
     @property
     def operands(self) -> tuple[torch.Tensor, ...]:
         """The tensors that the expressions are made of, in the order in which the scan was given them."""
         return (self.x, *self.further)
-
-    @property
-    def starts(self) -> None:
-        """Fused scans have no segments."""
-
-    offsets = starts
 
     def with_initial(self, initial: torch.Tensor) -> FusedInputs:
         """Return the inputs with another carry-in."""
@@ -211,7 +208,8 @@ class Request:
         if isinstance(self.inputs, Inputs):
             return self.inputs.operands()
         given = self.inputs.operands
-        return {name: given[place].expand(self.shape) for name, place in zip(OPERANDS, self.order, strict=False)}
+        views = {name: given[place].expand(self.shape) for name, place in zip(OPERANDS, self.order, strict=False)}
+        return views if self.inputs.starts is None else {**views, "starts": self.inputs.starts.expand(self.shape)}
 
     @property
     def inclusive(self) -> Request:
@@ -281,9 +279,14 @@ class Request:
 
     def _make_fused_spec(self, fusion: Fusion) -> ScanSpec:
         call, (_, length, inner) = self.call, split_shape(self.shape, self.call.dim)
-        views = tuple(self.operands.values())
+        views, offsets = tuple(self.operands.values()), self.inputs.offsets  # head flags are the last
         layouts = layouts_of(views, self.shape, call.dim)
-        fusion = fusion.select_operands(self.order, layouts)
+        fusion = fusion.select_operands(self.order, layouts[: len(self.order)])
+        given: dict[str, Any] = {}
+        if self.inputs.starts is not None:
+            given = {"segments": "flags", "starts_layout": layouts[-1]}
+        elif offsets is not None:
+            given = {"segments": str(offsets.dtype).removeprefix("torch.")}
         return ScanSpec(
             op=call.op,
             dtype=fusion.operands[0].dtype,
@@ -296,6 +299,7 @@ class Request:
             inner=inner,
             input_layout=layouts[0],
             map=fusion.text,
+            **given,
             aligned=not needs_alignment(inner, layouts[0])
             or all(is_aligned(each, layout, call.dim) for each, layout in zip(views, layouts, strict=True)),
         )
@@ -435,9 +439,13 @@ def check_fused(call: Call, given: FusedInputs) -> tuple[Call, FusedInputs]:
     if call.summed or fusion.sums:
         call = replace(call, summed=check_summed(call.name, call.summed, shape, dim))
         check_operands_of_sums(call.name, fusion, given.operands, call)
+    carry = carry_dtype_of(fusion)
+    lines = torch.empty((), dtype=carry, device=given.x.device).expand(shape)
+    if given.starts is not None:
+        given = replace(given, starts=segments.check_starts(call.name, given.starts, given.offsets, lines))
+    if given.offsets is not None:
+        given = replace(given, offsets=segments.check_offsets(call.name, given.offsets, lines, dim))
     if given.initial is not None:
-        carry = carry_dtype_of(fusion)
-        lines = torch.empty((), dtype=carry, device=given.x.device).expand(shape)
         initial = checks.check_initial(call.name, given.initial, lines, line_shape(shape, dim), carry)
         given = given.with_initial(initial)
     return replace(call, dim=dim, dtype=getattr(torch, fusion.outputs[0].dtype)), given

@@ -182,3 +182,39 @@ def test_functions_are_as_exact_as_the_dtype(functions: tuple[Any, ...], dtype: 
     for y, f in zip(found, functions, strict=True):
         rtol = torch.finfo(dtype).eps * (3 if dtype == torch.float32 else 1.01)
         torch.testing.assert_close(y, f(x.double()).to(dtype), rtol=rtol, atol=tiny, equal_nan=True)
+
+
+@pytest.mark.parametrize("op", ["sum", "prod", "linear"])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_segments(op: str, reverse: bool, device: str) -> None:
+    """By offsets and by head flags, with carries and gradients, as of a scan of what the functions compute."""
+    g, shape = torch.Generator().manual_seed(2), (2, 70)
+    x, w = (
+        (torch.rand(shape, generator=g) * 0.5 + 0.7).double().to(device).requires_grad_(),
+        torch.full((1,), 0.9, dtype=torch.float64, device=device, requires_grad=True),
+    )
+    start = torch.rand(2, generator=g).double().to(device).requires_grad_()
+    made = lambda x, w: (x * w, x) if op == "linear" else x * w  # noqa: E731
+    offsets = torch.tensor([0, 5, 5, 35, 36, 70], device=device)
+    own = (torch.rand(shape, generator=g) < 0.1).to(device)
+    for segments in ({"offsets": offsets}, {"segment_starts": own}):
+        options = {"return_final": True, "reverse": reverse, **segments}
+        options |= {} if "offsets" in segments else {"initial": start}
+        if op == "linear":
+            y, last = scanops.linear_scan(*made(x, w), 1, **options)
+        else:
+            y, last = scanops.scan(made(x, w), op, 1, **options)
+        expected = (y * x, y, last)
+        (first, second), final = scanops.scan((x, w), op, 1, map=made, then=lambda y, x, w: (y * x, y), **options)
+        torch.testing.assert_close((first, second, final), expected)
+        leaves = (x, w) if "offsets" in segments else (x, w, start)
+        found = torch.autograd.grad(first.sum() + second.square().sum() + final.sum(), leaves)
+        torch.testing.assert_close(
+            found, torch.autograd.grad(expected[0].sum() + y.square().sum() + last.sum(), leaves)
+        )
+    compiled = torch.compile(
+        lambda x, w, offsets: scanops.scan((x, w), op, 1, map=made, offsets=offsets),
+        backend="aot_eager",
+        fullgraph=True,
+    )
+    torch.testing.assert_close(compiled(x, w, offsets), scanops.scan((x, w), op, 1, map=made, offsets=offsets))

@@ -190,7 +190,7 @@ def test_segments_of_offsets_take_no_carry_in() -> None:
     """It would be of each, where that beside head flags continues the line."""
     a, offsets = torch.rand(2, 4), torch.tensor([0, 1, 4])
     for start in (1.0, torch.tensor(1.0), torch.zeros(2)):
-        with pytest.raises(UnsupportedRequest, match="initial beside offsets does not go with sum"):
+        with pytest.raises(UnsupportedRequest, match="initial beside offsets does not go with map"):
             scanops.scan((a, a), "linear", 1, sum=0, offsets=offsets, initial=start)
 
 
