@@ -219,11 +219,11 @@ def is_pair(spec: ScanSpec) -> bool:
 
 
 def is_gradient(spec: ScanSpec) -> bool:
-    """Whether a kernel reads a tensor of the forward scan beside its items, whose states hold them until the end."""
+    """Whether states hold items until the end: those of gradients, beside a tensor of the forward scan or a gate."""
     operator = spec.operator
     plain = spec.aligned and spec.mask is None and spec.out.bytes in (2, 4) and spec.accumulator.bytes <= 4
-    reads = spec.looks_ahead or (spec.saved is not None and operator.costly)
-    return plain and reads and bool(operator.append and operator.own)
+    reads = spec.looks_ahead or (spec.saved is not None and operator.costly) or (spec.gate and not spec.saved)
+    return plain and bool(reads and operator.append and operator.own)
 
 
 def is_costly(spec: ScanSpec) -> bool:

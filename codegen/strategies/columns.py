@@ -93,6 +93,8 @@ def plan(key: KernelKey) -> ColumnsPlan:
         lanes, threads, items, stages = shape.take("lanes", "threads", "items", "stages")
         items = min(items, column_tile.register_rows(spec, vector, few=key.is_few))
         return _plan(spec, target, vector, lanes, threads, items, shape, stages=stages, blocks=1)
+    while vector > 1 and column_tile.register_rows(spec, vector) < FEW_ITEMS < spec.capacity:
+        vector //= 2  # states of a pair for 8 halves leave registers for one row
     items, most, strided = column_tile.register_rows(spec, vector, few=key.is_few), THREADS, None
     if vector == 1 or spec.inner <= FEW_COLUMNS:
         vector = 1
