@@ -6,7 +6,6 @@ This module is above ``ops`` and ``distributed``, which do not know of each othe
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -45,6 +44,7 @@ def run_call(
     return deliver(_scan_placed(replace(call, dtype=dtype), given), request)
 
 
-def _scan_placed(call: Call, given: Inputs) -> Any:
+def _scan_placed(call: Call, given: Inputs) -> Outputs:
     load_late("scanops.distributed.placed")  # which takes long to import
-    return LATE["scanops.distributed.placed"].scan_placed(call, given)
+    found: Outputs = LATE["scanops.distributed.placed"].scan_placed(call, given)
+    return found

@@ -41,7 +41,7 @@ LAWS = (
     ("identity on the right", "a", "combine(a, identity)", "a"),
     ("associativity", "abc", "combine(combine(a, b), c)", "combine(a, combine(b, c))"),
 )
-Dtypes = tuple[torch.dtype, ...]  # of the tensors that an operator scans
+InputDtypes = tuple[torch.dtype, ...]  # of the tensors that an operator scans
 State = tuple[torch.Tensor, ...]
 
 
@@ -90,7 +90,7 @@ class Check:
     seed: int
     report: OperatorReport
 
-    def mistakes(self, dtypes: Sequence[Dtypes], lengths: Sequence[int]) -> Iterator[Finding]:
+    def mistakes(self, dtypes: Sequence[InputDtypes], lengths: Sequence[int]) -> Iterator[Finding]:
         """Yield what is wrong: first in the laws, then in scans."""
         tested = dict.fromkeys(tuple(_widen(each) for each in given) for given in dtypes)
         for wide in tested:
@@ -106,7 +106,7 @@ class Check:
         if sys.stderr.isatty():
             print(f"check_operator {self.op.name}: {phase}", file=sys.stderr, flush=True)
 
-    def _draw(self, dtypes: Dtypes, shape: tuple[int, ...], generator: torch.Generator, *, small: bool) -> State:
+    def _draw(self, dtypes: InputDtypes, shape: tuple[int, ...], generator: torch.Generator, *, small: bool) -> State:
         """Return random items for each tensor: of the samples, and unless ``small`` of other numbers as well."""
         found = []
         for dtype in dtypes:
@@ -124,7 +124,7 @@ class Check:
             found.append(items)
         return tuple(found)
 
-    def _broken_laws(self, dtypes: Dtypes) -> Iterator[Finding]:
+    def _broken_laws(self, dtypes: InputDtypes) -> Iterator[Finding]:
         """Yield the counterexamples to each law, of states of one item before those of several."""
         fusion, generator = trace(self.op, dtypes), torch.Generator().manual_seed(self.seed)
         names = [each.name for each in fusion.fields] if self.op.step else list(self.op.dtypes)
@@ -154,7 +154,7 @@ class Check:
                         example = f"in the field {name!r}, {values}, for {'; '.join(shown)}"
                         yield Finding(law, _words(dtypes), example)
 
-    def _wrong_scans(self, dtypes: Dtypes, lengths: Sequence[int]) -> Iterator[Finding]:
+    def _wrong_scans(self, dtypes: InputDtypes, lengths: Sequence[int]) -> Iterator[Finding]:
         """Yield the scans whose kernels give other results than PyTorch's operators give, of floats in float64."""
         generator = torch.Generator().manual_seed(self.seed)
         turns = itertools.cycle(itertools.product((False, True), repeat=3))
@@ -193,7 +193,7 @@ class Check:
                     yield Finding("agreement with PyTorch", _words(dtypes), f"{', '.join(words)}: {place}")
 
 
-def trace(op: FieldOperator, dtypes: Dtypes) -> Fusion:
+def trace(op: FieldOperator, dtypes: InputDtypes) -> Fusion:
     """Return the fusion of a scan of tensors of these dtypes, or raise UnsupportedRequest."""
     return trace_fusion(None, None, op, tuple((each, False) for each in dtypes), False, None)
 
@@ -203,7 +203,7 @@ def _widen(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype.is_floating_point else dtype
 
 
-def _words(dtypes: Dtypes) -> str:
+def _words(dtypes: InputDtypes) -> str:
     return ", ".join(dict.fromkeys(str(each).removeprefix("torch.") for each in dtypes))
 
 
@@ -282,7 +282,7 @@ def check_operator(
     lengths, chosen = tuple(lengths), None if dtypes is None else tuple(dtypes)
     _check_arguments(op, chosen, lengths, samples)
     if chosen is None:
-        asked: list[Dtypes] = [_choose_dtypes(op)]
+        asked: list[InputDtypes] = [_choose_dtypes(op)]
     else:
         asked = [(each,) * op.inputs if isinstance(each, torch.dtype) else tuple(each) for each in chosen]
     for each in asked:
@@ -292,9 +292,9 @@ def check_operator(
     return check.report
 
 
-def _choose_dtypes(op: FieldOperator) -> Dtypes:
+def _choose_dtypes(op: FieldOperator) -> InputDtypes:
     """Return the dtypes of tensors to test an operator with. Raises UnsupportedRequest where it takes none of them."""
-    tried: list[Dtypes] = [(dtype,) * op.inputs for dtype in _DEFAULTS]
+    tried: list[InputDtypes] = [(dtype,) * op.inputs for dtype in _DEFAULTS]
     if op.lift is None and op.step is None:
         tried.insert(0, tuple(dtype or torch.float64 for dtype in op.dtypes.values()))
     refusals = []

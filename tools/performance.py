@@ -54,7 +54,7 @@ class Chart:
         """The picture, by matplotlib, in colours for a light page and for a dark one."""
         matplotlib, figures = (importlib.import_module(name) for name in ("matplotlib", "matplotlib.figure"))
         count, places = len(self.series), range(len(self.rows))
-        style = {name: TEXT for name in ("text.color", "axes.labelcolor", "xtick.color", "ytick.color")}
+        style: dict[str, Any] = {name: TEXT for name in ("text.color", "axes.labelcolor", "xtick.color", "ytick.color")}
         style |= {"svg.fonttype": "none", "svg.hashsalt": self.title, "font.size": 9, "grid.color": LINES}
         with matplotlib.rc_context(style):
             height = 1.2 + max(0.16 * (count + 1), 0.42) * len(self.rows)

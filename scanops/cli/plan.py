@@ -201,7 +201,7 @@ def _check_file(file: SpecFile, target: str | None, check: bool) -> Answer:
     default = gpu_target() or DEFAULT_TARGET
     wanted = [(spec, own or default) for spec, own in file.wanted]
     keys = expand_file(wanted, [target] if target else [], file.path)
-    kernels = []
+    kernels: list[dict[str, Any]] = []
     for key in keys:
         found = look_up(key, None if key.target == CPU else entry_for(key))
         kernels.append({"slug": key.spec.slug, "target": key.target, "few": key.is_few, "lookup": found})
