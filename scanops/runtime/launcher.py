@@ -99,6 +99,7 @@ class Launcher:
         "own",
         "places",
         "reads",
+        "workspace_bytes",
     )
 
     def __init__(self, kernel: Launchable, request: Request, device: Device, asked: KernelKey) -> None:
@@ -129,6 +130,7 @@ class Launcher:
             state_bytes = fragments(kernel.spec).state_bytes
             self.link_memory = self.link.bind(arguments, kernel.spec, outer * inner, state_bytes)
         self._bound = bind_binary(kernel.code, arguments, request.x.get_device())
+        self.workspace_bytes: int = self._bound.workspace_bytes  # of a launch; 0: it needs none
         self._arguments = arguments
         self._spare: list[tuple[ScanArguments, Any]] = []  # arguments that no call uses now, and references to them
 
@@ -172,11 +174,6 @@ class Launcher:
             drop_workspace(where, stream)
             raise self.failure(code)
         self._spare.append((arguments, reference))
-
-    @property
-    def workspace_bytes(self) -> int:
-        """The size of the workspace that a launch needs; 0 for none."""
-        return int(self._bound.workspace_bytes)
 
     def outputs(self, inputs: Tensors) -> tuple[torch.Tensor, ...]:
         """Launch the scan of ``inputs``, which are numbered as ``Inputs.flat``, and return the results."""

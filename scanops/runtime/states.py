@@ -225,7 +225,7 @@ class StatesLauncher(Launcher):
                 self._skipped.append((name, each.skipped))
         self.kernel, self.link, self.link_memory = kernel, None, None
         self._bound = bind_binary(kernel.code, arguments, index)
-        self._arguments = arguments
+        self._arguments, self.workspace_bytes = arguments, 0
         self._spare = []
 
     def launch(self, tensors: Sequence[torch.Tensor], carries: Sequence[torch.Tensor | None]) -> None:

@@ -20,8 +20,7 @@ class WorkspaceUser(Protocol):
 
     link_memory: Any  # of a launch that is linked to other ranks, whose workspace it holds
 
-    @property
-    def workspace_bytes(self) -> int: ...
+    workspace_bytes: int
 
 
 def find_workspace_at(user: WorkspaceUser, index: int, stream: int) -> torch.Tensor:

@@ -139,7 +139,7 @@ RUN = {plan.strategy: plan for slug in SLUGS for plan in served(slug).values()}
 
 
 SPLIT = candidates(KernelKey(ScanSpec.parse("sum-f32-n9000"), TARGET, FEW))
-assert {**RUN, **{plan.strategy: plan for plan in SPLIT}}.keys() == STRATEGIES.keys()
+assert {**RUN, **{plan.strategy: plan for plan in SPLIT}}.keys() == STRATEGIES.keys() - {"states"}
 
 
 @pytest.mark.parametrize("plan", RUN.values(), ids=lambda plan: f"{plan.spec}-{plan.strategy}")
