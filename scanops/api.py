@@ -300,16 +300,22 @@ def linear_scan(
     accumulate: torch.dtype | str | None = None,
     out: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Return ``h[i] = a[i] * h[i-1] + b[i]`` along ``dim``, from ``initial`` or 0: a first-order linear recurrence.
+    r"""Return ``h[i] = a[i] * h[i-1] + b[i]`` along ``dim``, from ``initial`` or 0: a first-order linear recurrence.
 
     The recurrence of gated and of selective state-space layers, of exponential averages and of linear filters, in one
     pass over memory. a and b broadcast against each other, and neither is copied: a gate for each channel, or one for
     each row, is read as it lies.
 
-    Accuracy, with sums over j from 0 to i: ``|error of h[i]| <= k u sum |a[i] ... a[j+1] b[j]| + t max |h[j]|``, where
-    u is the unit roundoff of the accumulator, k the number of combines that an item passes through (some tens) and t
-    the accumulator's least positive number, 2^-149 for float32. Products of gates may underflow, which drops terms that
-    small, or overflow, to infinities or NaN unless the state is 0: ``accumulate=torch.float64`` widens the range.
+    Accuracy: the error is at most
+
+    ```math
+    |\Delta h_i| \le k u \sum_{j=0}^{i} |a_i \cdots a_{j+1} b_j| + t \max_{j \le i} |h_j|
+    ```
+
+    where u is the unit roundoff of the accumulator, k the number of combines that an item passes through (some tens)
+    and t the accumulator's least positive number, 2^-149 for float32. Products of gates may underflow, which drops
+    terms that small, or overflow, to infinities or NaN unless the state is 0: ``accumulate=torch.float64`` widens the
+    range.
 
     Args:
         a: the gates: a tensor, or a Python number, one gate for all items. Its dtype and b's are promoted as those of

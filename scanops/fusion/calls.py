@@ -220,7 +220,9 @@ def _check(inputs: tuple[Any, ...], wrong: Any, functions: tuple[Any, ...], mask
             f"scan: {wrong[0]} does not go with map, then or several tensors",
             allowed="mask, reverse, exclusive, dtype; initial, return_final and segments with an operator of the table",
             value=f"{wrong[0]}={format_value(wrong[1])}",
-            hint="call the function first, and scan its result",
+            hint="restart a recurrence by a gate of 0 in map (docs/recurrences.md), or scan the function's result"
+            if wrong[0] in ("offsets", "segment_starts")
+            else "call the function first, and scan its result",
         )
     for name, function in zip(("map", "then", "finish"), functions, strict=True):
         if function is not None and not callable(function):
