@@ -58,7 +58,7 @@ def scan_fused(
     if OPEN:
         _refuse_sharded(dim, tensors)
     wrong, key = [name for name, value in others.items() if value is not None and value is not False], None
-    are_tensors = bool(tensors) and all([isinstance(each, torch.Tensor) for each in tensors])
+    are_tensors = len(tensors) > 0 and all([isinstance(each, torch.Tensor) for each in tensors])
     if are_tensors and not is_dynamo_compiling():
         functions = (map, then, finish, *(() if own is None else own.functions))
         facts = (dtype, torch.get_default_dtype(), *(() if own is None else own.facts))

@@ -288,7 +288,7 @@ def serve(
     ``ScanFunction.record``.
     """
     if isinstance(given, FusedInputs) and call.summed:
-        return _serve_summed(RequestKind(check_request(call, given)), given, eager=eager)
+        return _serve_summed(_recall_kind(call, given), given, eager=eager)
     key = None
     if eager and all([out is None for out in outs]):
         key, known = call_cache.recall(known_as or call, given)
@@ -340,6 +340,20 @@ def _compute(work: First | call_cache.Known, given: AnyInputs, record: Callable[
         return (record or ScanFunction.record)(work, given.flat)
     # A pass with gradients may write states as well, by another kernel than the call without.
     return record_fused_call(work.kind, given, partial(serve, eager=True), saves_states=True)
+
+
+def _recall_kind(call: Call, given: FusedInputs) -> RequestKind:
+    """Return what equal calls of a scan whose results are summed have in common, checked the first time."""
+    try:
+        key = (call, *call_cache.facts(given.flat)) if call.hashable else None
+        known: RequestKind | None = call_cache.STATES.get(key) if key else None
+    except call_cache.LEFT_TO_CHECKS:
+        key = known = None
+    if known is None:
+        known = RequestKind(check_request(call, given))
+        if key is not None:
+            call_cache.remember(call_cache.STATES, key, known)
+    return known
 
 
 def _serve_summed(kind: RequestKind, given: FusedInputs, *, eager: bool) -> Outputs:
