@@ -121,14 +121,14 @@ def uses(device: str, small: bool = False) -> Iterator[Use]:
     for steps, lanes in ((20, 3),) if small else ((128, 8), (1024, 256)):
         reward, value, following = (normal(steps, lanes) for _ in range(3))
         done = normal(steps, lanes) > 2
-        shape = f"{steps} steps of {lanes} environments"
+        sizes = f"{steps} steps of {lanes} environments"
 
         def estimate(reward: torch.Tensor, value: torch.Tensor, following: torch.Tensor, done: torch.Tensor) -> Any:
             return generalized_advantage_estimate(GAMMA, LAMBDA, value, following, reward, done, time_dim=0)
 
-        def use(name: str, ours: Function, today: Function, *inputs: torch.Tensor, shape: str = shape) -> Use:
+        def use(name: str, ours: Function, today: Function, *inputs: torch.Tensor, sizes: str = sizes) -> Use:
             return Use(
-                name=f"{name}, {shape}", page="advantages", inputs=inputs, ours=ours, today=today, compiles=False
+                name=f"{name}, {sizes}", page="advantages", inputs=inputs, ours=ours, today=today, compiles=False
             )
 
         given = reward, value, following, done
