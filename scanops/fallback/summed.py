@@ -78,12 +78,12 @@ class _Lines(NamedTuple):
         element, gate = (each.expand(shape) for each in evaluate(fusion.nodes, roots, leaves, values))
         # The states are not rounded to a half type, which no result of theirs is stored in.
         dtype = carry.dtype
-        given = (element.to(dtype), gate.to(dtype), flags)
+        element, gate = element.to(dtype), gate.to(dtype)
         turns = call.reverse and flags is not None  # the flags are those in the order of the scan
-        if turns:
-            given = tuple(None if each is None else each.flip(call.dim) for each in given)
+        if turns and flags is not None:
+            element, gate, flags = (each.flip(call.dim) for each in (element, gate, flags))
         plain = Call(call.op, call.dim, call.reverse and not turns, call.exclusive, True, dtype)
-        states, last = self.scan(plain, Inputs(given[0], gate=given[1], starts=given[2], initial=carry))
+        states, last = self.scan(plain, Inputs(element, gate=gate, starts=flags, initial=carry))
         states = states.flip(call.dim) if turns else states
         leaves["result"] = [states]
         parts = evaluate(fusion.nodes, [fusion.nodes[at][2] for at in fusion.sums], leaves, values)

@@ -111,8 +111,8 @@ def scan_fused(
     call.check_options()
     sums = Sums(sum is not None, finish, flags is not None, exclusive)
     row = own or find_operator(op)
-    others = (kinds, mask is not None, dtype)
-    fusion, key = find_fusion(key, lambda: _key_of(*asked), map, then, row, *others, sums=sums)
+    facts = (kinds, mask is not None, dtype)
+    fusion, key = find_fusion(key, lambda: _key_of(*asked), map, then, row, *facts, sums=sums)
     x, *further = tensors
     segments = (starts, offsets) if flags is None else ()
     read = FusedInputs(x, tuple(further), initial, *segments)  # type: ignore[arg-type]

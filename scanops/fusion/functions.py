@@ -57,7 +57,7 @@ def find_fusion(
     found = None if place is None else _TRACES.get(place)
     if found is not None:
         return found, key
-    found = trace_fusion(map, then, row, *others, sums)
+    found = trace_fusion(map, then, row, *others, sums=sums)
     if place is None or read_key() != key:
         return found, None
     if len(_TRACES) >= _MOST:

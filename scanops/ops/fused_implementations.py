@@ -21,6 +21,7 @@ from scanops.ops.fused import differentiate_fused
 from scanops.ops.implementations import differentiate_again, implement, is_transformed
 from scanops.ops.summed_pass import differentiate_summed
 from scanops.requests.call import Call
+from scanops.requests.fused import broadcast_shape
 from scanops.requests.geometry import separate
 from scanops.requests.request import FusedInputs, RequestKind, check_fused, check_request
 from scanops.requests.segments import flags_along
@@ -97,7 +98,7 @@ def _rule(info: Any, dims: tuple[Any, ...], *arguments: Any) -> tuple[Results, l
     of_options = dict(enumerate(dims[4:]))  # the batch's dimension in each of them
     at = of_options.get(OFFSETS_AT)
     if at is not None:  # other segments in each element of the batch
-        line = batched[0].new_empty(()).expand(torch.broadcast_shapes(*(each.shape[1:] for each in batched)))
+        line = batched[0].new_empty(()).expand(broadcast_shape([each[0] for each in batched]))
         rows = [flags_along(None, row, line, dim % rank) for row in options[OFFSETS_AT].unbind(at)]
         options[STARTS_AT], options[OFFSETS_AT] = torch.stack([each for each in rows if each is not None]), None
         of_options[STARTS_AT] = 0

@@ -220,14 +220,14 @@ def _reads_of(request: Request, spec: ScanSpec) -> Reads:
     if request.call.fusion is not None:
         # of ``Inputs.flat``: x is the first, others stand behind the carry-in
         places = [place and FURTHER_AT - 1 + place for place in request.order]
-        skip = getattr(request.inputs.offsets, "itemsize", 0)  # the first segment begins at 0
+        first = getattr(request.inputs.offsets, "itemsize", 0)  # bytes: the first segment begins at 0
         others = (("carry_in", request.inputs.initial, 0), ("starts", request.inputs.starts, 0))
-        there = [
-            (name, _READ_BY.index(name), skipped)
-            for name, each, skipped in (*others, ("offsets", request.inputs.offsets, skip))
+        beside = [
+            (name, _READ_BY.index(name), skip)
+            for name, each, skip in (*others, ("offsets", request.inputs.offsets, first))
             if each is not None
         ]
-        return (*((name, place, 0) for name, place in zip(OPERANDS, places, strict=False)), *there)
+        return (*((name, place, 0) for name, place in zip(OPERANDS, places, strict=False)), *beside)
     # Otherwise not the first offset: the first segment begins at 0.
     skipped = {} if spec.every_offset else {"offsets": getattr(request.inputs.offsets, "itemsize", 0)}
     there = enumerate(zip(_READ_BY, request.inputs.flat, strict=False))
