@@ -45,19 +45,28 @@ _TRACES: dict[tuple[Any, ...], Fusion] = {}
 
 
 def find_fusion(
-    key: Any, read_key: Callable[[], Any], map: Any, then: Any, row: Operator | FieldOperator, *others: Any, sums: Sums
+    key: Any,
+    read_key: Callable[[], Any],
+    map: Any,
+    then: Any,
+    row: Operator | FieldOperator,
+    kinds: Kinds,
+    masked: bool,
+    dtype: Any,
+    *,
+    sums: Sums,
 ) -> tuple[Fusion, Any]:
     """Return what ``trace_fusion`` returns, of an equal call if there was one, and the key to know the call by.
 
     That is ``key``, which begins with the number of what the functions read; None where they are to be traced at every
     call, as those are that something changed while they ran: ``read_key`` returns another key then.
     """
-    own = (row.name, *others, sums._replace(finish=None), torch.get_default_dtype())
+    own = (row.name, kinds, masked, dtype, sums._replace(finish=None), torch.get_default_dtype())
     place = None if key is None else (key[0], *own)
     found = None if place is None else _TRACES.get(place)
     if found is not None:
         return found, key
-    found = trace_fusion(map, then, row, *others, sums=sums)
+    found = trace_fusion(map, then, row, kinds, masked, dtype, sums)
     if place is None or read_key() != key:
         return found, None
     if len(_TRACES) >= _MOST:
