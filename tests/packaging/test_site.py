@@ -34,7 +34,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 WORDS = {  # what people type: the page that comes first
     "GAE": "uses/advantages.html",
-    "mamba": "uses/selective-scan.html",
+    "mamba": "uses/mamba-models.html",
     "selective_scan_fn": "reference/compat.selective_scan_fn.html",
     "exponential moving average": "uses/moving-average.html",
     "top-p": "uses/top-p.html",
@@ -50,7 +50,7 @@ WORDS = {  # what people type: the page that comes first
     "deploy without compiler": "deployment.html",
     "custom operator": "own-operators.html",
     "replace torch.cumsum": "quickstart.html",
-    "decoding": "uses/selective-scan.html",
+    "decoding": "uses/mamba-models.html",
     "why is it slow": "troubleshooting.html",
     "report a bug": "troubleshooting.html",
     "shard sequence": "distributed.html",
