@@ -100,8 +100,7 @@ def make_inputs(cell: Cell, device: str) -> tuple[Tensors, torch.Tensor | None]:
 def scan(inputs: Tensors, offsets: torch.Tensor | None) -> torch.Tensor:
     """Return the output by scanops."""
     u, delta, a, b, c, d, z, bias = inputs
-    given = {} if offsets is None else {"cu_seqlens": offsets}
-    found = compat.selective_scan_fn(u, delta, a, b, c, d, z, bias, delta_softplus=True, **given)
+    found = compat.selective_scan_fn(u, delta, a, b, c, d, z, bias, delta_softplus=True, cu_seqlens=offsets)
     assert isinstance(found, torch.Tensor)
     return found
 
@@ -180,13 +179,13 @@ def mamba_scan(module: Any) -> Callable[[Tensors], torch.Tensor]:
             return gated  # type: ignore[no-any-return]
 
         @staticmethod
-        def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        def backward(ctx: Any, grad: torch.Tensor) -> Any:
             u, delta, a, b, c, d, z, bias, x, out = ctx.saved_tensors
             found = module.bwd(u, delta, a, b, c, d, z, bias, _rows(grad), x, out, torch.empty_like(z), True, False)
             du, ddelta, da, db, dc, dd, dbias, dz, *_ = found
             return du, ddelta, da, db.to(b.dtype), dc.to(c.dtype), dd, dz, dbias
 
-    return lambda inputs: MambaScan.apply(*inputs)  # type: ignore[no-any-return, no-untyped-call]
+    return lambda inputs: MambaScan.apply(*inputs)  # type: ignore[no-untyped-call]
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:

@@ -303,10 +303,10 @@ def selective_state_update(
     heads_there = state.ndim == 4
     shape = "[batch, heads, channels, states]" if heads_there else "[batch, channels, states]"
     *_, channels, states = _sizes(who, "state", state, shape, 4 if heads_there else 3)
-    heads = (state.shape[1],) if heads_there else ()
+    heads: tuple[int, ...] = tuple(state.shape[1:2]) if heads_there else ()
     batch = _sizes(who, "x", x, "of the state without states", 2 + heads_there)[0]
     lines = (*heads, channels)
-    groups = B.shape[1:2] if heads_there else ()
+    groups: tuple[int, ...] = tuple(B.shape[1:2]) if heads_there else ()
     for name, each, wanted in (
         ("x", x, (batch, *lines)),
         ("dt", dt, (batch, *lines)),
@@ -337,7 +337,7 @@ def selective_state_update(
         before = state if rows is None else state.index_select(0, rows)
         wide = torch.promote_types(x.dtype, torch.float32) if x.itemsize > 1 else torch.float32
         gate_and_item, output, finish = _selective_functions(tuple(given), dt_softplus, x.dtype, wide)
-        y, last = api.scan(
+        found: tuple[Tensor, Tensor] = api.scan(
             tuple(given.values()),
             "linear",
             5,
@@ -349,6 +349,7 @@ def selective_state_update(
             initial=before.reshape(batch, split, -1, channels, states),
             return_final=True,
         )
+        y, last = found
         after = last.reshape(before.shape).to(state.dtype)
         if rows is None:
             state.copy_(after)

@@ -189,7 +189,8 @@ def with_source(html: str, name: str) -> str:
 
 def formula(text: str) -> str:
     """A formula in LaTeX as MathML, which browsers draw by themselves."""
-    return "\n" + convert(" ".join(text.split()), display="block") + "\n"
+    made: str = convert(" ".join(text.split()), display="block")
+    return f"\n{made}\n"
 
 
 def on_post_page(output: str, *, page: Any, **_: Any) -> str:

@@ -81,7 +81,7 @@ class _Lines(NamedTuple):
         element, gate = element.to(dtype), gate.to(dtype)
         turns = call.reverse and flags is not None  # the flags are those in the order of the scan
         if turns and flags is not None:
-            element, gate, flags = (each.flip(call.dim) for each in (element, gate, flags))
+            element, gate, flags = element.flip(call.dim), gate.flip(call.dim), flags.flip(call.dim)
         plain = Call(call.op, call.dim, call.reverse and not turns, call.exclusive, True, dtype)
         states, last = self.scan(plain, Inputs(element, gate=gate, starts=flags, initial=carry))
         states = states.flip(call.dim) if turns else states

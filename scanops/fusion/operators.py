@@ -107,7 +107,7 @@ def operator(
         values = tuple(numbers) if isinstance(numbers, Sequence) else (numbers,) * len(dtypes)
     if len(values) != len(dtypes) or not all(isinstance(each, int | float) for each in values):
         raise _make_refusal(role, f"a number for each of {', '.join(dtypes)}", numbers, f"{role}=0")
-    values = tuple(_plain_number(each) for each in values)
+    values = tuple(_plain_number(each) for each in values if each is not None)
     return FieldOperator(name, dtypes, values, combine, lift, project, step)  # type: ignore[arg-type]
 
 

@@ -88,7 +88,8 @@ def differentiate_fused_by_operator(
     wanted = [x, *further, initial] if given.initial is not None else [x, *further]
     segments = (given.starts, given.offsets)
     every = FUSED_BACKWARD(list(gradients), list(given.operands), wanted, *options, given.initial, *segments)
-    of_x, *others = [each if need else None for each, need in zip(every, wanted, strict=True)]
+    kept: list[Any] = [each if need else None for each, need in zip(every, wanted, strict=True)]
+    of_x, *others = kept
     of_initial = others.pop() if given.initial is not None else None
     return (of_x, None, None, of_initial, *others)
 

@@ -21,13 +21,15 @@ from scanops.requests.checks import allows_integers
 from scanops.requests.torch_state import HALVES
 from scanops.torch_private import at_tracing
 
-Operands = tuple[Tensor | None, ...]
+PromotedOperands = tuple[Tensor | None, ...]
 
 
-def promote_scalars(call: Call, operands: Operands, scalars: Sequence[bool] | None = None) -> tuple[Call, Operands]:
+def promote_scalars(
+    call: Call, operands: PromotedOperands, scalars: Sequence[bool] | None = None
+) -> tuple[Call, PromotedOperands]:
     """Return the call with the dtype of its result, and x, mask and gate, where some have no dimension and others do.
 
-    ``scalars``: which have none; by default those without one. Operands that torch promotes with nothing are returned
+    ``scalars``: which have none; by default those without one. PromotedOperands that torch promotes with nothing are returned
     as they are, for ``ScanSpec`` to refuse.
     """
     x, mask, gate = operands

@@ -230,8 +230,8 @@ def _reads_of(request: Request, spec: ScanSpec) -> Reads:
         return (*((name, place, 0) for name, place in zip(OPERANDS, places, strict=False)), *beside)
     # Otherwise not the first offset: the first segment begins at 0.
     skipped = {} if spec.every_offset else {"offsets": getattr(request.inputs.offsets, "itemsize", 0)}
-    there = enumerate(zip(_READ_BY, request.inputs.flat, strict=False))
-    return tuple((name, place, skipped.get(name, 0)) for place, (name, each) in there if each is not None)
+    read = enumerate(zip(_READ_BY, request.inputs.flat, strict=False))
+    return tuple((name, place, skipped.get(name, 0)) for place, (name, each) in read if each is not None)
 
 
 def device_of(tensor: torch.Tensor) -> Device:
