@@ -29,7 +29,7 @@ def promote_scalars(
 ) -> tuple[Call, PromotedOperands]:
     """Return the call with the dtype of its result, and x, mask and gate, where some have no dimension and others do.
 
-    ``scalars``: which have none; by default those without one. PromotedOperands that torch promotes with nothing are returned
+    ``scalars``: which have none; by default those without one. Operands that torch promotes with nothing are returned
     as they are, for ``ScanSpec`` to refuse.
     """
     x, mask, gate = operands
