@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from scanops import environment
 from scanops.build_request import BuildRequest
 from scanops.builders import build, toolchain
 from scanops.codegen.abi import ABI
@@ -58,6 +59,7 @@ def torch_with_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         command = ["g++", "-shared", "-o", str(stubs / f"lib{name}.so"), "-x", "c++", os.devnull]
         subprocess.run(command, check=True)
     monkeypatch.setenv("LIBRARY_PATH", str(stubs))
+    monkeypatch.setattr(environment, "COMPILER_VARIABLES", (*environment.COMPILER_VARIABLES, "LIBRARY_PATH"))
     monkeypatch.setattr(torch.version, "cuda", toolchain.find_nvcc().version)
 
 
