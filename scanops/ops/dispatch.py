@@ -46,6 +46,7 @@ from scanops.requests.torch_state import (
 )
 from scanops.runtime import call_cache, native
 from scanops.runtime.launcher import deliver, is_readable
+from scanops.runtime.states import run_states
 from scanops.torch_private import at_tracing, count_modes
 
 AnyInputs = Inputs | FusedInputs
@@ -172,7 +173,7 @@ def run(
     eager = runs_kernels(given.flat) if eager is None else eager
     if eager:
         return serve(call, given, outs, eager=True, known_as=known_as)
-    if not call.summed and is_plain_memory(given.flat) and given.differentiates:
+    if is_plain_memory(given.flat) and given.differentiates:
         return _record(call, given, outs)
     if isinstance(given, FusedInputs):
         if is_derived():
@@ -203,9 +204,17 @@ def _record(call: Call, given: AnyInputs, outs: Tensors) -> Outputs:
     """Return the results of a call, recorded by the node of calls of kernels: with any mode it saves the same."""
     request = check_request(call, given, outs)
     kind = RequestKind(request)
+    if isinstance(request.inputs, FusedInputs) and call.summed:
+        return ScanFunction.record(SummedPass(kind, _compute_watched, run), request.inputs.flat)
     if isinstance(request.inputs, FusedInputs):
         return record_fused_call(kind, request.inputs, run, saves_states=has_kernels(request.x))
     return ScanFunction.record(Pass(kind), request.inputs.flat)
+
+
+def _compute_watched(call: Call, given: FusedInputs) -> tuple[Outputs, Tensors]:
+    """Return the results of a scan with sums as a mode sees them, and what the kernel saves for the backward pass."""
+    states = run_states(call, given, saves=True) if has_kernels(given.x) else None
+    return run(call, given), () if states is None else states[1]
 
 
 def is_followed(inputs: tuple[Any, ...]) -> bool:

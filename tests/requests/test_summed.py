@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 import scanops
 from scanops.errors import DimensionOutOfRange, UnsupportedRequest
@@ -289,3 +292,19 @@ def test_transforms(device: str) -> None:
     tangent = torch.ones_like(plain[0])
     value = torch.func.jvp(lambda u: call(u, *plain[1:])[0].sum(), plain[:1], (tangent,))[1]
     torch.testing.assert_close(value, torch.autograd.grad(call(*leaves)[0].sum(), leaves[0])[0].sum())
+
+
+@pytest.mark.parametrize("watched", ["forward", "backward", "both"])
+def test_a_counter_in_one_pass_of_a_checkpoint(watched: str, kernels: str) -> None:
+    """What a call saves does not depend on a mode: the recomputation saves the same."""
+    leaves = tuple(each.detach().to(kernels).requires_grad_() for each in make_leaves())
+
+    def counter(part: str) -> Any:
+        return FlopCounterMode(display=False) if watched in (part, "both") else contextlib.nullcontext()
+
+    with counter("forward"):
+        y, last = checkpoint(call, *leaves, use_reentrant=False)
+    with counter("backward"):
+        found = torch.autograd.grad(y.square().sum() + last.sum(), leaves)
+    for one, other in zip(found, with_gradients(call, leaves)[2:], strict=True):
+        torch.testing.assert_close(one, other)
