@@ -258,6 +258,37 @@ def _time_and_memory(microseconds: float | None, size: int | None) -> str:
     return f"{microseconds:,.{1 if microseconds < 100 else 0}f} us, {memory}"
 
 
+def states_table() -> list[str]:
+    """Return the table of selective scans beside mamba_ssm."""
+    lines = lines_of("states_h200")
+    heading, rows = next(line for line in lines if "versions" in line), []
+    for line in lines:
+        if "forward" in line:
+            peak = {name: line.get(f"{name}_peak") for name in ("scanops", "mamba_ssm")}
+            cells = [line["cell"]]
+            for each in ("forward", "training"):
+                ours, theirs = (line[each].get(name) for name in ("scanops", "mamba_ssm"))
+                cells += [f"**{ours:,.0f}**", *([f"{theirs:,.0f}", f"{theirs / ours:.2f}"] if theirs else ["-", "-"])]
+            cells += [f"{size / 1e6:,.0f}" if size else "-" for size in peak.values()]
+            bound = max(line["forward"]["copy"], line["exponentials"]) / line["forward"]["scanops"]
+            rows.append([*cells, f"{bound:.2f}"])
+    said = (
+        "batch x channels x length; microseconds; *factor*: time of mamba_ssm over that of scanops; *memory*: MB that "
+    )
+    said += "forward and backward allocate at most; *bound*: of the forward pass, the fraction of what a copy of the "
+    said += "least bytes or one exponential for each state and step allows"
+    headings = ["forward", "mamba_ssm", "factor", "forward and backward", "mamba_ssm", "factor", "memory", "mamba_ssm"]
+    return [f"{_source(heading)}. {said}.", "", *markdown(["", *headings, "bound"], rows)]
+
+
+def model_table() -> list[str]:
+    """Return the table of a Mamba model of transformers with and without ``provide``."""
+    lines = [line for line in lines_of("states_h200") if "model" in line]
+    rows = [[line["model"], f"**{line['provided_ms']:,.1f}**", f"{line['loop_ms']:,.1f}"] for line in lines]
+    heading = next(line for line in lines_of("states_h200") if "versions" in line)
+    return [f"{_source(heading)}; milliseconds.", "", *markdown(["", "with `provide`", "transformers' loop"], rows)]
+
+
 def builds_table() -> list[str]:
     """Return the table of what kernels cost to build."""
     rows, documents = [], {"nvrtc": results("build_cost_nvrtc"), "nvcc": results("build_cost")}
@@ -316,6 +347,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, lines in uses_tables().items():
         path = ROOT / "docs" / "uses" / f"{name}.md"
         fresh[path] = _fill(path.read_text(encoding="utf-8"), "times", lines)
+    for name, marker, lines in (
+        ("selective-scan", "times", states_table()),
+        ("mamba-models", "times", model_table()),
+    ):
+        path = ROOT / "docs" / "uses" / f"{name}.md"
+        fresh[path] = _fill(path.read_text(encoding="utf-8"), marker, lines)
     if not check:
         for path, text in fresh.items():
             path.write_text(text, encoding="utf-8")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -281,10 +282,52 @@ def check(cell: Cell, device: str) -> Row:
     return {"cell": str(cut), "difference": worst, "near": worst <= NEAR[cell.dtype]}
 
 
+MODEL = """
+import json, sys, time, torch
+provided = sys.argv[1] == "provided"
+if provided:
+    import scanops.compat
+    assert scanops.compat.provide("mamba_ssm")
+from transformers import MambaConfig, MambaForCausalLM
+torch.manual_seed(0)
+config = MambaConfig(vocab_size=1000, hidden_size=768, num_hidden_layers=4, state_size=16)
+model = MambaForCausalLM(config).cuda()
+tokens = torch.randint(0, 1000, (4, 512), device="cuda")
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+def train():
+    loss = model(input_ids=tokens, labels=tokens).loss
+    loss.backward(); optimizer.step(); optimizer.zero_grad()
+    return loss
+def generate():
+    with torch.no_grad():
+        return model.generate(tokens[:, :64], max_new_tokens=32, do_sample=False, pad_token_id=0)
+found = {}
+for name, step, count in (("a training step", train, 5), ("32 tokens generated", generate, 2)):
+    step(); torch.cuda.synchronize(); began = time.perf_counter()
+    for _ in range(count): step()
+    torch.cuda.synchronize(); found[name] = (time.perf_counter() - began) / count * 1e3
+print(json.dumps(found))
+"""
+
+
+def time_model() -> list[Row]:
+    """Return the times of a Mamba model of transformers with ``provide`` and with its own loop."""
+    times = {}
+    for word in ("provided", "loop"):
+        done = subprocess.run([sys.executable, "-c", MODEL, word], capture_output=True, text=True, check=True)
+        times[word] = json.loads(done.stdout.splitlines()[-1])
+    words = "4 layers of 768, batch 4, 512 tokens, float32"
+    return [
+        {"model": f"{name}: {words}", "provided_ms": times["provided"][name], "loop_ms": times["loop"][name]}
+        for name in times["loop"]
+    ]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure the cells, or with ``--small`` compare small ones. Return 1 where one is wrong."""
     words = parser(__doc__, filtered="cells")
     words.add_argument("--small", action="store_true", help="small tensors, compared with float64; no measurement")
+    words.add_argument("--model", action="store_true", help="a Mamba model of transformers with and without provide")
     words.add_argument("--mamba", help="a checkout of mamba_ssm's sources, or its extension")
     told = words.parse_args(arguments)
     chosen = [each for each in cells(told.small) if told.filter in str(each)]
@@ -294,6 +337,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(json.dumps(row), flush=True)
         return int(not all(row["near"] for row in rows))
     require_gpu()
+    if told.model:
+        for row in time_model():
+            print(json.dumps(row), flush=True)
+            append_line(told.output, row)
+        return 0
     mamba = mamba_scan(load_mamba(told.mamba)) if told.mamba else None
     if mamba is None:
         print("mamba_ssm is missing: pass --mamba with a checkout of its sources", file=sys.stderr)
