@@ -22,6 +22,7 @@ from scanops.codegen.layouts import LINE_DIM as LINE
 from scanops.codegen.layouts import STATE_DIM as STATE
 from scanops.codegen.layouts import STEP_DIM as STEP
 from scanops.codegen.layouts import dims_of
+from scanops.codegen.lazy import lazy
 
 LOG2_E = 1.4426950408889634
 SCANNED = "h"  # beside what a value varies along: it follows from the scan
@@ -241,7 +242,7 @@ class Stages:
     def _parameters(self, operands: Iterable[int]) -> list[str]:
         return [f"{self.fusion.sources[at][1]} {self.fusion.sources[at][2]}" for at in operands]
 
-    @functools.cached_property
+    @lazy
     def prepared(self) -> dict[str, StageFunction]:
         """The functions that compute the values of the stages once, step and tile, of operands as they lie."""
         found = {}
@@ -299,7 +300,7 @@ class Stages:
         """The C++ call of a function of the scan, for state n of a thread."""
         return f"{name}({', '.join(_READABLE[each][1] for each in self.reads[name])})"
 
-    @functools.cached_property
+    @lazy
     def scan_functions(self) -> str:
         """C++ of the expressions of the scan: gate and item, and what each sum adds of a state."""
         made, known = [], self._known()
@@ -309,7 +310,7 @@ class Stages:
             made.append(self._define(name, self.type_of(root), self._reads(self.graph, [root], known), body))
         return "\n".join(made)
 
-    @functools.cached_property
+    @lazy
     def finish(self) -> StageFunction:
         """The function of the outputs, of the sums at a step and of the operands of that step and line."""
         known = {at: f"sums.v{n}" for n, at in enumerate(self.sums)}
@@ -458,7 +459,7 @@ class Stages:
             for stage in STAGES
         )
 
-    @functools.cached_property
+    @lazy
     def scan_gradient_functions(self) -> str:
         """C++ of the gradients of a state at a step: what reaches it through sums, and those of the stages' values."""
         parts = []
@@ -479,7 +480,7 @@ class Stages:
         parts.append(self._define("scan_gradients", "ScanGradients", self._reads(named, found.values()), body))
         return "\n".join(parts)
 
-    @functools.cached_property
+    @lazy
     def reach(self) -> StageFunction:
         """The function of what reaches the sums at a step, of the gradients of the outputs there."""
         graph = self._operand_graphs[STEPS][0]

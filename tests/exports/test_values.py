@@ -27,11 +27,11 @@ _PLAIN = dict.fromkeys(("mask", "carry", "segments"), "none") | {"reverse": "for
 CELLS = tuple(
     matrix.Cell(route=route, op=op, dtype=dtype, **{"layout": "dense", **_PLAIN, **axes})
     for route, op, dtype, axes in (
-        ("one_tile", "prod", "float32", {}),
+        ("one_tile", "prod", "float32", {"carry": "initial"}),
         ("panels_few", "sum", "float64", {"mask": "bool", "reverse": "reverse", "carry": "final"}),
         ("wide_columns", "linear", "bfloat16", {"carry": "both", "reverse": "reverse"}),
         ("whole_warp", "cummax", "float16", {"segments": "flags", "reverse": "reverse"}),
-        ("any_lanes", "sum", "int32", {"segments": "int64", "carry": "initial"}),
+        ("any_lanes", "sum", "int32", {"segments": "int64"}),
         ("staged", "logical_or", "float32", {"layout": "misaligned"}),
         ("lanes", "prod", "complex64", {"mask": "number", "exclusive": "exclusive"}),
         ("lanes", "sum", "float8_e4m3fn", {}),

@@ -15,7 +15,7 @@ import torch
 import scanops
 from scanops import ScanSpec, emulator, environment, precompile
 from scanops.codegen.kernel_key import KernelKey
-from scanops.errors import BuildFailure, MissingKernel, UnsupportedRequest
+from scanops.errors import BadSpecFile, BuildFailure, MissingKernel, UnsupportedRequest
 from scanops.runtime import kernels
 from tests.policy.conftest import SPEC, X, Y, kept
 
@@ -57,8 +57,8 @@ def test_a_spec_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         scanops.prepare(str(path))
         with scanops.policy("never"):
             assert [kernel.spec.slug for kernel in scanops.prepare(path)] == [SPEC.slug, "prod-f32-n65"]
-    path.write_text('[[scan]]\nspec = "mine-f32-n9"\noperator = "mine"\n')
-    with pytest.raises(UnsupportedRequest, match=r"prepare: 1 spec in .* left out: their operators \(mine\)"):
+    path.write_text('[[scan]]\nspec = "mine-f32-n9"\noperators = "mine"\n')
+    with pytest.raises(BadSpecFile, match=r"\[\[scan\]\] number 1 of the spec file .*: got operators"):
         scanops.prepare([path])
 
 

@@ -162,11 +162,11 @@ def test_a_plan_that_is_accepted_computes_the_scan(seed: int) -> None:
 
 
 def test_no_plan_of_the_planner_is_refused() -> None:
-    """What plans require holds of the planner's own, of every strategy."""
+    """What plans require holds of the planner's own, of every strategy but that of sums, which needs expressions."""
     pick, found = random.Random(3), Counter[str]()
     for _ in range(max(1000, COUNT)):
         spec = draw_spec(pick)
         spec = replace(spec, length=spec.capacity * pick.choice((1, 1, 64)))
         for few in (False, True):
             found[make_plan(spec, TARGET, few).strategy] += 1
-    assert found.keys() == STRATEGIES.keys()
+    assert found.keys() == STRATEGIES.keys() - {"states"}
