@@ -107,7 +107,7 @@ def _describe_function(function: FunctionType, found: list[Any], functions: dict
         elif name in spaces:
             value = spaces[name]
         else:
-            value = function.__builtins__[name]  # type: ignore[attr-defined]
+            value = function.__builtins__[name]
         for attribute in attributes:
             if isinstance(value, ModuleType):
                 value = getattr(value, attribute)
