@@ -245,9 +245,12 @@ print(scanops.scan((x, w), mean, 0).tolist())  # [1.0, 1.5, 3.75]
 
 A state has named `fields`, in the dtype of the items or in one of their own. `lift` makes the state of an item from the
 items of the tensors (without it they are the fields), `combine` is the associative operator on an `older` and a `newer`
-state, `identity` its neutral state, and `project` makes up to four results of a state. The functions may do what those
+state, `identity` its neutral state, and `project` makes up to four results of a state.
+**Without `identity` it is 0**: pass it where 0 is not neutral, as `-math.inf` for a maximum, or kernels give wrong
+results; `scanops.check_operator` finds it. The functions may do what those
 of [`map` and `then`](fusion.md#what-a-function-may-do) may, which go with such operators: `lift` gets what `map`
-returns, and `then` what `project` returns, a tuple if there are several.
+returns, and `then` what `project` returns, a tuple if there are several. Own operators go with
+`mask`, `reverse`, `exclusive` and `dtype`; they take no segments, no carries and no `complete`.
 
 **A recurrence** of any order that is linear in its state is given by its `step` alone, and its combine is derived:
 

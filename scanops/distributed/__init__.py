@@ -69,7 +69,7 @@ def scan(
 
     Args:
         x: this rank's shard, of any shape and strides.
-        op: the name of an operator, as for ``scanops.scan``, or an operator of your own whose state is an element.
+        op: the name of an operator, as for ``scanops.scan``, but none of your own.
         dim: the scanned dimension, which is sharded over the ranks: from ``-x.ndim`` to ``x.ndim - 1``.
         group: a process group, a DeviceMesh of one dimension, ``(mesh, name)``, or None for all ranks.
         spans: None where each rank holds one shard, in the order of the ranks; ``"head_tail"`` where each holds two of
@@ -464,7 +464,7 @@ def exscan(
 
     Args:
         x: a tensor of the same shape and dtype on all ranks.
-        op: the name of an operator, as for ``scanops.scan``, or an operator of your own whose state is an element.
+        op: the name of an operator, as for ``scanops.scan``, but none of your own.
         inclusive: whether this rank's own x is the last operand, as in MPI's Scan.
         group: a process group, a DeviceMesh of one dimension, ``(mesh, name)``, or None for all ranks.
         method: ``"auto"``, ``"onepass"`` or ``"twopass"``, as for ``scan``.

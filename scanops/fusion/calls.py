@@ -217,7 +217,7 @@ def _check(inputs: tuple[Any, ...], wrong: Any, functions: tuple[Any, ...], mask
     """
     if wrong:
         raise UnsupportedRequest(
-            f"scan: {wrong[0]} does not go with map, then or several tensors",
+            f"scan: {wrong[0]} does not go with map, then, several tensors or an operator of your own",
             allowed="mask, reverse, exclusive, dtype; initial, return_final and segments with an operator of the table",
             value=f"{wrong[0]}={format_value(wrong[1])}",
             hint="restart a recurrence by a gate of 0 in map (docs/recurrences.md), or scan the function's result"

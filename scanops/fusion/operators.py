@@ -61,7 +61,9 @@ def operator(
             call; 8- and 16-bit integers become int64. Half types are computed in float32.
         combine: a function of the older and the newer of two states; returns a value for each field, as a tuple or a
             dict. It must be associative; it need not be commutative. ``scanops.check_operator`` tests it.
-        identity: the neutral state: a number for each field, as a tuple or a dict, or one for all fields.
+        identity: the neutral state: a number for each field, as a tuple or a dict, or one for all fields; by default 0.
+            Pass it where 0 is not neutral, as ``-math.inf`` for a maximum: kernels start from it.
+            ``scanops.check_operator`` tests it.
         lift: a function of the items of the tensors that makes the state of an item; by default the items themselves.
         project: a function of a state that makes the results, at most four; by default all fields.
         step: a function of the state before an item and of the items of the tensors; at most four fields.
