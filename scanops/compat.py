@@ -115,7 +115,7 @@ def selective_scan_fn(
     _check_real(who, u=u, delta=delta, **_present(D=D, z=z, delta_bias=delta_bias))
     _check_flags(who, delta_softplus=delta_softplus, return_last_state=return_last_state)
     batch, channels, length = _sizes(who, "u", u, "[batch, channels, length]", 3)
-    wide = torch.promote_types(u.dtype, torch.float32) if u.itemsize > 1 else torch.float32
+    wide = _wide(u.dtype)
     states = _sizes(who, "A", A, "[channels, states]", 2)[1]
     check = functools.partial(_check_shape, who)
     check("delta", delta, (batch, channels, length))
@@ -180,6 +180,11 @@ def selective_scan_fn(
     return (y, last.flatten(1, 2)) if return_last_state else y
 
 
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype that a selective scan of an input of ``dtype`` is computed in; 8-bit floats do not promote."""
+    return torch.promote_types(dtype, torch.float32) if dtype.itemsize > 1 else torch.float32
+
+
 def _split(tensor: Tensor, sizes: tuple[int, int]) -> Tensor:
     """Return the tensor with its channels in groups."""
     found: Tensor = tensor.unflatten(1, sizes)  # type: ignore[no-untyped-call]
@@ -227,7 +232,7 @@ def _scan_complex_states(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The selective scan of complex states, which are written to memory."""
     dtype = given["u"].dtype
-    wide = torch.promote_types(dtype, torch.float32)
+    wide = _wide(dtype)
     u, d = given["u"].to(wide), given["delta"].to(wide)
     d = d + given["bias"].to(wide) if "bias" in given else d
     d = functional.softplus(d) if softplus else d
@@ -335,7 +340,7 @@ def selective_state_update(
             given |= {} if each is None else {name: by_line(each, 1)}
         rows = None if state_batch_indices is None else state_batch_indices.long()
         before = state if rows is None else state.index_select(0, rows)
-        wide = torch.promote_types(x.dtype, torch.float32) if x.itemsize > 1 else torch.float32
+        wide = _wide(x.dtype)
         gate_and_item, output, finish = _selective_functions(tuple(given), dt_softplus, x.dtype, wide)
         found: tuple[Tensor, Tensor] = api.scan(
             tuple(given.values()),

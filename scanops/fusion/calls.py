@@ -220,7 +220,7 @@ def _check(inputs: tuple[Any, ...], wrong: Any, functions: tuple[Any, ...], mask
             f"scan: {wrong[0]} does not go with map, then, several tensors or an operator of your own",
             allowed="mask, reverse, exclusive, dtype; initial, return_final and segments with an operator of the table",
             value=f"{wrong[0]}={format_value(wrong[1])}",
-            hint="restart a recurrence by a gate of 0 in map (docs/recurrences.md), or scan the function's result"
+            hint="give the operator a field of head flags, at which its combine starts again"
             if wrong[0] in ("offsets", "segment_starts")
             else "call the function first, and scan its result",
         )

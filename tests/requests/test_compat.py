@@ -243,6 +243,17 @@ def test_selective_scan_of_complex_states() -> None:
     hold(lambda *given: compat.selective_scan_fn(*given, True, True), reference, u, delta, a, b, c, *rest)
 
 
+def test_selective_scan_of_complex_states_and_8_bit_floats() -> None:
+    """torch promotes no 8-bit floats: they are computed in float32, as those of real states are."""
+    u, delta = torch.randn(B, CHANNELS, LENGTH).to(torch.float8_e4m3fn), torch.rand(B, CHANNELS, LENGTH)
+    a = torch.complex(-torch.rand(CHANNELS, N), torch.randn(CHANNELS, N))
+    b, c = torch.randn(B, N, 2 * LENGTH), torch.randn(B, N, 2 * LENGTH)
+    found = compat.selective_scan_fn(u, delta, a, b, c)
+    assert found.dtype == u.dtype
+    expected = compat.selective_scan_fn(u.float(), delta, a, b, c).to(u.dtype)
+    assert torch.equal(found.float(), expected.float())
+
+
 @pytest.mark.parametrize("head_first", [False, True])
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("packed", [False, True])
