@@ -20,7 +20,7 @@ import torch
 
 import scanops
 from benchmarks.common import ROOT, Row, build_kernels_of, parser, require_gpu, write
-from benchmarks.timing import Timer
+from benchmarks.timing import Timer, peak_bytes
 from scanops.runtime.kernels import default_target
 
 SHAPE = (32768, 4096)
@@ -117,7 +117,7 @@ def _measure(timer: Timer, each: Pass, compiles: bool) -> dict[str, Row]:
     }
     for run in runs.values():
         run()  # the first call looks up or compiles
-    memory = {name: _peak(run) / items for name, run in runs.items()}
+    memory = {name: peak_bytes(run) / items for name, run in runs.items()}
     times = timer.samples({"copy": timer.copy(COPY_BYTES * items), **runs}, COPY_BYTES * items)
     return {name: {"copies": times[name].ms / times["copy"].ms, "peak_bytes_an_item": memory[name]} for name in runs}
 
@@ -133,12 +133,3 @@ def _compiles(each: Pass) -> bool:
     if done.returncode:
         print(f"{each.name}: torch.compile failed: {done.stderr.strip().splitlines()[-1:]}", flush=True)
     return done.returncode == 0
-
-
-def _peak(run: Callable[[], object]) -> int:
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    run()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before

@@ -17,6 +17,7 @@ from benchmarks import random
 from benchmarks.common import RESULTS, ROOT, Row, markdown
 from benchmarks.timing import percentile
 from benchmarks.verdicts import GENERIC, best_peer
+from tools.performance import LEAST_SHARDED_MS, lines_of
 
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -34,7 +35,6 @@ PEERS = {"torch": "torch eager", "torch.compile": "torch.compile", "Triton": "Tr
 # Families with a line for each cell; every other family has one line.
 SINGLE = ("origin problems",)
 ESTIMATE = "generalized_advantage_estimate, 1024 steps of 256 environments"
-LEAST_SHARDED_MS = 0.45  # of one GPU's own part: smaller scans wait for the host
 SHARDED = {"many rows": "rows", "columns": "columns", "one row of 2^31 items": "one row"}  # beginnings of cells
 WORDS = {
     "sum": "cumulative sum",
@@ -260,8 +260,7 @@ def _time_and_memory(microseconds: float | None, size: int | None) -> str:
 
 def states_table() -> list[str]:
     """Return the table of selective scans beside mamba_ssm."""
-    lines = lines_of("states_h200")
-    heading, rows = next(line for line in lines if "versions" in line), []
+    lines, rows = lines_of("states_h200"), []
     for line in lines:
         if "forward" in line:
             peak = {name: line.get(f"{name}_peak") for name in ("scanops", "mamba_ssm")}
@@ -278,15 +277,14 @@ def states_table() -> list[str]:
     said += "forward and backward allocate at most; *bound*: of the forward pass, the fraction of what a copy of the "
     said += "least bytes or one exponential for each state and step allows"
     headings = ["forward", "mamba_ssm", "factor", "forward and backward", "mamba_ssm", "factor", "memory", "mamba_ssm"]
-    return [f"{_source(heading)}. {said}.", "", *markdown(["", *headings, "bound"], rows)]
+    return [f"{_source(lines[0])}. {said}.", "", *markdown(["", *headings, "bound"], rows)]
 
 
 def model_table() -> list[str]:
     """Return the table of a Mamba model of transformers with and without ``provide``."""
     lines = [line for line in lines_of("states_h200") if "model" in line]
     rows = [[line["model"], f"**{line['provided_ms']:,.1f}**", f"{line['loop_ms']:,.1f}"] for line in lines]
-    heading = next(line for line in lines_of("states_h200") if "versions" in line)
-    return [f"{_source(heading)}; milliseconds.", "", *markdown(["", "with `provide`", "transformers' loop"], rows)]
+    return [f"{_source(lines[0])}; milliseconds.", "", *markdown(["", "with `provide`", "transformers' loop"], rows)]
 
 
 def builds_table() -> list[str]:
@@ -300,13 +298,6 @@ def builds_table() -> list[str]:
         rows.append([f"{compiler} {document[compiler]}, {document['date']}", *counts, *seconds, f"{largest:,} bytes"])
     headings = ["compiler", "kernels", "refused", "with spills", "CPU time, median", "95 %", "most", "largest cubin"]
     return markdown(headings, rows, texts=1)
-
-
-def lines_of(name: str) -> list[Row]:
-    """Return the lines of the committed results of this name; none where it was not measured yet."""
-    path = RESULTS / f"{name}.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines]
 
 
 def _source(document: Row, driver: bool = False) -> str:
@@ -344,15 +335,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     text = _fill(README.read_text(encoding="utf-8"), "cells", excerpt(document))
     first = _fill(FIRST.read_text(encoding="utf-8"), "numbers", numbers(document))
     fresh = {README: _fill(text, "summary", summary()), FIRST: first, PAGE: page}
-    for name, lines in uses_tables().items():
+    uses = uses_tables() | {"selective-scan": states_table(), "mamba-models": model_table()}
+    for name, lines in uses.items():
         path = ROOT / "docs" / "uses" / f"{name}.md"
         fresh[path] = _fill(path.read_text(encoding="utf-8"), "times", lines)
-    for name, marker, lines in (
-        ("selective-scan", "times", states_table()),
-        ("mamba-models", "times", model_table()),
-    ):
-        path = ROOT / "docs" / "uses" / f"{name}.md"
-        fresh[path] = _fill(path.read_text(encoding="utf-8"), marker, lines)
     if not check:
         for path, text in fresh.items():
             path.write_text(text, encoding="utf-8")

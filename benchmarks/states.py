@@ -13,7 +13,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,8 +22,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from benchmarks.common import Row, append_line, parser, require_gpu, surroundings
-from benchmarks.timing import Timer
+from benchmarks.common import Row, append_line, child, parser, require_gpu
+from benchmarks.timing import Timer, peak_bytes
 from scanops import compat
 
 BUDGET = 0.15  # seconds of runs for each figure
@@ -203,16 +202,6 @@ def least_bytes(inputs: Tensors) -> int:
     return sum(each.numel() * each.element_size() for each in (*inputs, inputs[0]))
 
 
-def peak(run: Callable[[], object]) -> int:
-    """Return the bytes that a run allocates at most."""
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    run()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
-
-
 def measure(cell: Cell, timer: Timer, mamba: Callable[[Tensors], torch.Tensor] | None) -> Row:
     """Return the figures of a cell."""
     inputs, offsets = make_inputs(cell, "cuda")
@@ -249,7 +238,7 @@ def measure(cell: Cell, timer: Timer, mamba: Callable[[Tensors], torch.Tensor] |
             return torch.autograd.grad(run(), inputs, grad)
 
         passes["forward"][name], passes["training"][name] = forward, train
-        row[f"{name}_peak"] = peak(train)
+        row[f"{name}_peak"] = peak_bytes(train)
     moved = least_bytes(inputs)
     for kind, runs in passes.items():
         found = timer.samples({"copy": timer.copy(moved), **runs}, moved)
@@ -314,8 +303,7 @@ def time_model() -> list[Row]:
     """Return the times of a Mamba model of transformers with ``provide`` and with its own loop."""
     times = {}
     for word in ("provided", "loop"):
-        done = subprocess.run([sys.executable, "-c", MODEL, word], capture_output=True, text=True, check=True)
-        times[word] = json.loads(done.stdout.splitlines()[-1])
+        times[word] = json.loads(child("-c", MODEL, word).splitlines()[-1])
     words = "4 layers of 768, batch 4, 512 tokens, float32"
     return [
         {"model": f"{name}: {words}", "provided_ms": times["provided"][name], "loop_ms": times["loop"][name]}
@@ -345,7 +333,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     mamba = mamba_scan(load_mamba(told.mamba)) if told.mamba else None
     if mamba is None:
         print("mamba_ssm is missing: pass --mamba with a checkout of its sources", file=sys.stderr)
-    append_line(told.output, surroundings())
     timer = Timer(BUDGET)
     for each in chosen:
         row = measure(each, timer, mamba)

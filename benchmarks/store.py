@@ -6,7 +6,7 @@ import of torch. Without a GPU a driver that does nothing takes the cubins, so t
 Look-ups and loads are those of new processes in which torch and the device are initialised, until nothing is left to a
 first launch: with the kernel in the user's store, and in a pack below an empty store.
 A process that renders (imports jinja2) is an error where scanops is an installed wheel, which carries the digest of its
-sources. Without a GPU ``python tools/figures.py`` times them.
+sources.
 """
 
 from __future__ import annotations

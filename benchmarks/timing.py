@@ -11,7 +11,7 @@ import torch
 
 from scanops.measure import ROUND_CYCLES, Run, Stopwatch, milliseconds_between
 
-__all__ = ["SLOW_MS", "Sample", "Timer", "host_microseconds", "milliseconds", "percentile"]
+__all__ = ["SLOW_MS", "Sample", "Timer", "host_microseconds", "milliseconds", "peak_bytes", "percentile"]
 
 FEWEST_RUNS = 7
 MOST_RUNS = 25
@@ -110,3 +110,13 @@ def synchronize() -> None:
     """Wait for the GPU where there is one."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+def peak_bytes(run: Run) -> int:
+    """Return the most bytes that a run on the GPU allocates at a time, results included."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before

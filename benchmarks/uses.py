@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ import torch.nn.functional as F
 import scanops
 from benchmarks.common import Row, parser, require_gpu, surroundings
 from benchmarks.drop_ins import NEAR, Function, Tensors, drop_ins, run_forward, run_with_gradients
-from benchmarks.timing import Timer
+from benchmarks.timing import Timer, peak_bytes
 from scanops.compat import generalized_advantage_estimate
 from scanops.runtime import native
 
@@ -156,17 +156,17 @@ def uses(device: str, small: bool = False) -> Iterator[Use]:
     )
     tokens, experts = (50, 5) if small else (65536, 64)
     expert = torch.randint(experts, (tokens,), device=device, generator=random)
-    for scan_of in ((lambda x: scanops.cumsum(x, 0, initial=-1), lambda x: torch.cumsum(x, 0) - 1),):
-        ours, today = (
-            lambda e, scan=scan: scan(F.one_hot(e, experts)).gather(1, e[:, None]).squeeze(1) for scan in scan_of
-        )
-        yield Use(
-            name=f"positions of {tokens} tokens among {experts} experts",
-            page="expert-positions",
-            inputs=(expert,),
-            ours=ours,
-            today=today,
-        )
+
+    def positions_by(scan: Function, expert: torch.Tensor) -> torch.Tensor:
+        return scan(F.one_hot(expert, experts)).gather(1, expert[:, None]).squeeze(1)  # type: ignore[no-any-return]
+
+    yield Use(
+        name=f"positions of {tokens} tokens among {experts} experts",
+        page="expert-positions",
+        inputs=(expert,),
+        ours=partial(positions_by, lambda x: scanops.cumsum(x, 0, initial=-1)),
+        today=partial(positions_by, lambda x: torch.cumsum(x, 0) - 1),
+    )
     shape = (3, 40) if small else (1024, 4096)
     yield Use(
         name=f"moving average, {shape[0]} x {shape[1]}, dim 1",
@@ -240,18 +240,6 @@ def worst_difference(each: Use) -> float:
         scale = wanted[both].abs().max().clamp(min=1e-30)
         found = max(found, float((y[both] - wanted[both]).abs().max() / scale))
     return found
-
-
-def peak_bytes(run: Callable[[], object]) -> int:
-    """Return the most bytes that a call allocates at a time, results included."""
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    found = run()
-    torch.cuda.synchronize()
-    peak = torch.cuda.max_memory_allocated() - before
-    del found
-    return peak
 
 
 def measure(each: Use, timer: Timer) -> Row:

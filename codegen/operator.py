@@ -142,7 +142,7 @@ class Operator:
     # Of one step: a linear scan computes every other derivative, and first ones without a ``gradient``. None: PyTorch's
     # of ``step`` for floats if h is one number and the result; else it differentiates the recurrence item by item.
     derivative: Derivative | None = None
-    # None: ``step`` combines two states where a state is an element; otherwise items are scanned one by one.
+    # None: ``step`` combines two states, each of which is an element.
     join: Join | None = None
 
     # What follows from the fields above, computed once.

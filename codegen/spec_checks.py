@@ -152,7 +152,7 @@ def in_fields(spec: Any, row: Operator) -> Iterator[SpecMistake]:
         yield "saves and gradient need states", "states of a recurrence", told("saves", "gradient"), "leave them out"
     if re.fullmatch("[01]*", str(spec.gradient)) is None:
         yield "gradient must be zeros and ones", "a 0 or 1 for each operand", told("gradient"), "leave it out"
-    if spec.totals and not spec.states:
+    if spec.totals:
         whole = ("exclusive", "segments", "initial", "complete", "ragged", "linked_in", "linked_out", "map")
         if not spec.final or row.fields[:2] != ("gate", "value") or any(getattr(spec, name) for name in whole):
             allowed = (
@@ -209,7 +209,7 @@ def accumulators(spec: Any, row: Operator) -> tuple[str | None, DType, DType]:
         if found is not None:
             accumulate, accumulator = (None, scanned) if found == default else (found.name, found)
     carry = accumulator_of(accumulator) if accumulator.kind == "float" else accumulator
-    if spec.totals and not spec.states:  # two numbers: what is accumulated in the parts of a complex one
+    if spec.totals:  # two numbers: what is accumulated in the parts of a complex one
         carry = DTYPES["complex64" if carry.bytes == DTYPES["float32"].bytes else "complex128"]
     return accumulate, accumulator, carry
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from tools.committed import ROOT
 
-__all__ = ["main", "performance_files", "report"]
+__all__ = ["LEAST_SHARDED_MS", "lines_of", "main", "performance_files", "report"]
 
 Row = tuple[str, Sequence[float | None]]  # a label, and a value for each series
 EXAMPLES = {  # cells of the first picture
@@ -107,7 +107,7 @@ def main() -> None:
 
 def _tables() -> list[str]:
     """Sections with a table of what was measured beside unmodified programs and beside other packages, if it was."""
-    return [*draw_patched_section(_read_lines("patched_h100")), *drop_ins_section(_read_lines("drop_ins_h100"))]
+    return [*draw_patched_section(lines_of("patched_h100")), *drop_ins_section(lines_of("drop_ins_h100"))]
 
 
 def draw_patched_section(lines: Sequence[dict[str, Any]]) -> list[str]:
@@ -166,16 +166,6 @@ Every figure is one of [benchmarks/results](../benchmarks/README.md), with its G
 
 """
 PEERS = ("scanops", "torch", "compile")  # of gradients
-HEADINGS = {  # of sections, by name of the picture
-    "examples": "Beside PyTorch",
-    "classes": "By class of scan",
-    "lengths": "Row sums by length",
-    "training": "Training",
-    "sharded": "Several GPUs",
-    "workloads": "Real programs",
-    "passes": "Forward and backward passes",
-    "builds": "Time until a kernel is ready",
-}
 
 
 def report(document: dict[str, Any], table: str) -> str:
@@ -264,7 +254,7 @@ def _examples(grid: dict[str, Any]) -> Chart:
 
 def _training() -> tuple[Chart, list[str]]:
     """Forward and backward passes beside a copy of their least bytes, and the lines of a table of all figures."""
-    cells = _read_lines("training_h100")
+    cells = lines_of("training_h100")
     peers = sorted({name for cell in cells for name in cell["us"]} - {"copy", "scanops"})
     fla = [name for name in peers if name.endswith("_hgrn")]
 
@@ -293,7 +283,7 @@ def _training() -> tuple[Chart, list[str]]:
 
 def _draw_sharded() -> Chart:
     """Sharded scans on four GPUs, as fractions of the speed of four."""
-    header, *cells = _read_lines("distributed_h100_x4")
+    header, *cells = lines_of("distributed_h100_x4")
     large = [cell for cell in cells if cell["dtype"] == "torch.float32" and cell["one_gpu_ms"] > LEAST_SHARDED_MS]
     rows = []
     for cell in large:
@@ -311,7 +301,7 @@ def _draw_sharded() -> Chart:
     )
 
 
-LEAST_SHARDED_MS = 0.45  # smaller scans wait for the host
+LEAST_SHARDED_MS = 0.45  # of one GPU's own part: smaller scans wait for the host
 
 
 def _charts() -> dict[str, tuple[Chart, str, str]]:
@@ -403,8 +393,8 @@ def _source(document: dict[str, Any]) -> str:
     return f"{document['device']}, torch {document['versions']['torch']}, {document['date']}"
 
 
-def _read_lines(name: str) -> list[dict[str, Any]]:
-    """The lines of a file of results, none where it was not measured."""
+def lines_of(name: str) -> list[dict[str, Any]]:
+    """The lines of the committed results of this name; none where it was not measured yet."""
     path = ROOT / f"benchmarks/results/{name}.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [json.loads(line) for line in lines]

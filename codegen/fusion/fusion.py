@@ -36,7 +36,7 @@ from scanops.codegen.operators.recurrences import EXPRESSIONS
 from scanops.errors import UnsupportedRequest, format_value
 
 MOST_OPERANDS, MOST_OUTPUTS = 8, 4  # of a kernel: pointers in ScanArguments
-_LAYOUTS = frozenset((*LAYOUTS, LINE, STEP, *STATE_LAYOUTS))
+_LAYOUTS = (*LAYOUTS, LINE, STEP, *STATE_LAYOUTS)
 _MOST_FIELDS = 64  # of a state, and operands
 _MOST_CHARACTERS = 2**20  # of a text
 
@@ -115,10 +115,7 @@ class Fusion:
         nodes, operands, elements, scanned, outputs, fields, combine, append = parts
         rows = _rows(operands, "operands", 1, _MOST_FIELDS, 3)  # of which a kernel reads some
         for dtype, layout, start in rows:
-            _require(
-                _is_dtype(dtype) and layout in (*LAYOUTS, LINE, STEP, *STATE_LAYOUTS),
-                "an operand is no dtype and layout of tensors",
-            )
+            _require(_is_dtype(dtype) and layout in _LAYOUTS, "an operand is no dtype and layout of tensors")
             _require(start is None or type(start) in (int, float), "what is before an operand's items is no number")
             number_in(start or 0, DTYPES[dtype], "what is before an operand's items")
         _require(rows[0][1] != LINE, "the first operand has one item for a line")

@@ -112,11 +112,7 @@ class StatesPlan(Plan):
     def in_runs(self, place: int) -> bool:
         """Whether the items of an operand lie in memory as a thread's runs do."""
         assert self.spec.fusion is not None
-        return self.runs_of(self.spec.fusion.operands[place].layout)
-
-    def runs_of(self, layout: str) -> bool:
-        """Whether items of this layout lie in memory as a thread's runs do."""
-        return unit_of(layout) == ("l" if self.along_lines else "t")
+        return unit_of(self.spec.fusion.operands[place].layout) == ("l" if self.along_lines else "t")
 
     @property
     def output_runs(self) -> bool:
@@ -133,7 +129,7 @@ class StatesPlan(Plan):
         if self.spec.gradient:
             read |= {*stages.reach.operands, *stages.operand_gradients(STEPS)[0].operands}
             read |= {*stages.finish.operands} if stages.reads_sums else set()
-        elif not self.spec.totals:
+        else:
             read |= {*stages.finish.operands}
         return tuple(sorted(read))
 
@@ -155,15 +151,7 @@ class StatesPlan(Plan):
     @property
     def kept(self) -> tuple[int, ...]:
         """The operands of steps that results are made of, which are kept while the next tile is loaded."""
-        return (
-            tuple(at for at in self.stages.finish.operands if at in self.item_operands) if not self.spec.totals else ()
-        )
-
-    @property
-    def operands_read(self) -> tuple[int, ...]:
-        """All operands that the kernel reads."""
-        assert self.spec.fusion is not None
-        return tuple(range(len(self.spec.fusion.operands)))
+        return tuple(at for at in self.stages.finish.operands if at in self.item_operands)
 
     def _dims(self, place: int) -> frozenset[str]:
         assert self.spec.fusion is not None
@@ -177,11 +165,6 @@ class StatesPlan(Plan):
         """The C type of an output in memory."""
         assert self.spec.fusion is not None
         return DTYPES[self.spec.fusion.outputs[number].dtype].storage
-
-    @property
-    def sum_numbers(self) -> range:
-        """The numbers of the sums that the kernel computes."""
-        return range(0 if self.spec.totals else len(self.stages.sums))
 
     # ---- constants, parameters, launch
 
@@ -246,7 +229,7 @@ class StatesPlan(Plan):
         """The C types of the tensors that the kernel writes."""
         if self.spec.gradient:
             return tuple(self.gradient_type(each.operand, each.stage) for each in self.stages.gradients)
-        return () if self.spec.totals else tuple(map(self.result_type, range(len(self.spec.fusion.outputs))))  # type: ignore[union-attr]
+        return tuple(map(self.result_type, range(len(self.spec.fusion.outputs))))  # type: ignore[union-attr]
 
     def gradient_type(self, place: int, stage: str) -> str:
         """The C type of a part of the gradient of an operand: its own, or the accumulator's where parts are added."""
@@ -258,8 +241,8 @@ class StatesPlan(Plan):
         spec = self.spec
         there = {
             "carry_in": spec.initial or (spec.gradient and spec.final),
-            "carry_out": spec.final or spec.totals if not spec.gradient else spec.initial,
-            "saved": spec.saves or spec.totals or bool(spec.gradient),
+            "carry_out": spec.initial if spec.gradient else spec.final,
+            "saved": spec.saves or bool(spec.gradient),
         }
         return tuple(name for name, given in there.items() if given)
 
@@ -293,7 +276,7 @@ class StatesPlan(Plan):
         tile = buffers * steps * self.tile_pitch
         parts += [TYPE_BYTES[stages.type_of(at)] * tile for at in stages.values["tile"]]
         if not self.spec.gradient:
-            parts += [size * values for _ in self.sum_numbers]
+            parts += [size * values for _ in stages.sums]
         else:
             parts += [size * values for _ in range(len(stages.sums) * (2 if stages.reads_sums else 1))]
             parts += [size * (steps + 1) * self.threads * self.thread_states]

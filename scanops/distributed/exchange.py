@@ -32,7 +32,6 @@ FRAME = 2048  # bytes
 _NUMBERS = struct.Struct(f"={FIELDS}q")
 # Memory that an exchange keeps for the next one: of so many streams, and so many bytes that it receives.
 MOST_LANES, KEPT_BYTES = 4, 1 << 18
-Headers = Sequence[Sequence[int]]  # of all ranks
 Model = Sequence[tuple[Sequence[int], torch.dtype]]  # shape and dtype of each state of a rank
 States = tuple[Tensor, ...]
 

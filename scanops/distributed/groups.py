@@ -288,13 +288,11 @@ def unpack(rows: Tensor, like: Sequence[tuple[Sequence[int], torch.dtype]], star
     """Return the tensors of ``pack`` again, of these shapes and dtypes, behind the dimension of the rows."""
     found = []
     for shape, dtype in like:
-        size = dtype.itemsize
-        for each in shape:
-            size *= each
+        size = size_of(shape, dtype, 1)
         part = rows.narrow(1, start, size)
         part = part if part.shape[1] and part.stride(0) % dtype.itemsize == 0 else part.contiguous()
         found.append(part.view(dtype).reshape(len(rows), *shape))
-        start += size + -size % UNIT
+        start += size_of(shape, dtype)
     return tuple(found)
 
 

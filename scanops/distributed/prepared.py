@@ -19,7 +19,7 @@ from scanops.distributed.spans import Layout, layout_of, split_spans
 from scanops.errors import UnsupportedRequest, format_value
 from scanops.requests.call import Call
 from scanops.requests.request import NAMES, Inputs
-from scanops.requests.segments import flags_along
+from scanops.requests.segments import check_offsets, flags_along
 from scanops.requests.torch_state import is_transformed
 
 __all__ = ["METHODS", "Prepared", "prepare"]
@@ -85,6 +85,10 @@ class Prepared:
             return [shard]
         pieces = split_spans(shard.tensors, shard.call.dim, self.layout.lengths_of(shard.length))
         return [replace(shard, tensors=each) for each in pieces]
+
+    def check_offsets(self, offsets: Tensor, lengths: Tensor) -> None:
+        """Raise for positions that are not those of a line: all ranks have the same, and know the lengths."""
+        check_offsets(self.message.who, offsets, offsets.new_empty(1).expand(int(lengths.sum())), 0)
 
     def place_flags(self, x: Tensor, offsets: Tensor, begins: Tensor) -> Tensor:
         """Return the head flags of offsets in a shard like ``x``, whose spans begin at ``begins``."""

@@ -21,7 +21,6 @@ from scanops.distributed.twopass import TwoPass
 from scanops.requests.call import Call
 from scanops.requests.geometry import line_shape
 from scanops.requests.request import Inputs
-from scanops.requests.segments import check_offsets
 from scanops.runtime import call_cache
 
 __all__ = ["scan_sharded"]
@@ -149,5 +148,4 @@ class ServedCall:
             self._comparison = Exchange(scan.group, scan.message, read.x.device, length)
         (lengths,) = self._comparison.begin(read.offsets)
         if read.offsets is not None and lengths.is_cpu:
-            line = read.offsets.new_empty(1).expand(int(lengths.sum()))
-            check_offsets(scan.message.who, read.offsets, line, 0)
+            scan.check_offsets(read.offsets, lengths)

@@ -255,26 +255,19 @@ def totals(shard: Shard, *, recorded: bool = False) -> States:
     The value; of recurrences also the product of the gates, in pairs with the values where ``Shard.is_paired``; of
     ``cummax`` and ``cummin`` also the index in the shard, -1 for none; with segments also whether one begins in the
     shard, which hides what is carried in. ``recorded``: whether gradients are taken of the states, which so follow the
-    operator's own rules, and are in no pairs. Recurrences read gates and items once, where a kernel can read them
-    (``call_of_pairs``): its state is the value and the product of the gates. It accumulates in float64.
+    operator's own rules, and are in no pairs. Two passes come here where neither an operator of torch nor the kernel of
+    ``call_of_pairs`` computes the states.
     """
     call, carry, (x, mask, gate, starts, *_) = shard.call, shard.carry, shard.tensors
     is_paired = not recorded and shard.is_paired
-    if is_paired and shard.is_reduced_to_pairs:
-        pairs = scan_again(call_of_pairs(shard), (), x, mask, gate, starts, None, None)
-        if pairs:
-            return pairs
     found: States
     if shard.row.indices:
         found = _last_of(shard)
-    elif not recorded and is_reducible(shard):
-        found = (REDUCED[shard.row.name](x, call.dim, carry),)
     else:
         states = scan_local(replace(call, exclusive=False, final=True), x, mask=mask, gate=gate, starts=starts)
         found = (states[1].to(carry),)
     if gate is not None:
-        selects = mask if mask is not None and mask.dtype == torch.bool else None
-        found = (*found, _product_of_gates(shard, gate.expand(x.shape), selects))
+        found = (*found, _product_of_gates(shard))
     if is_paired:
         value, product = found
         return (torch.complex(value.double(), product),)
@@ -373,12 +366,15 @@ def is_reducible(shard: Shard) -> bool:
     return shard.row.name in REDUCED and shard.length > 0 and not narrow and shard.tensors.x.dtype == shard.result
 
 
-def _product_of_gates(shard: Shard, gate: Tensor, keep: Tensor | None) -> Tensor:
-    if keep is None:
+def _product_of_gates(shard: Shard) -> Tensor:
+    x, mask, gate, *_ = shard.tensors
+    assert gate is not None
+    gate = gate.expand(x.shape)
+    if mask is None or mask.dtype != torch.bool:
         found = gate.prod(shard.call.dim, dtype=shard.wide)
     else:
         product = Call("prod", shard.call.dim, final=True, dtype=shard.wide)
-        found = scan_local(product, gate, mask=keep)[1]
+        found = scan_local(product, gate, mask=mask)[1]
     return _finite(found) if found.is_floating_point() else found
 
 
@@ -416,23 +412,13 @@ def find_entries(
 
     The gradient of the carry-in ``before``, from that of the shard's own results; unless it is 1 also the derivative of
     the carry-out by the carry-in, from the states ``total`` of the shard. ``pull_back`` differentiates the scan by its
-    carry-in. Recurrences read gates and gradients once, where a kernel can read them.
+    carry-in. Two passes come here where there are slopes that the kernel of ``call_of_entry`` does not compute.
     """
-    if not shard.has_slopes:  # each result contains the carry-in once
-        return (grad.sum(shard.call.dim, dtype=shard.carry),)
     if before is None:  # nothing reads them
         zero = torch.zeros(shard.lines, dtype=shard.backward_model[0][1], device=grad.device)
         return (zero,) if shard.is_paired else (zero, torch.ones_like(zero, dtype=shard.of_slopes))
     if shard.is_paired:
-        _, mask, gate, *_ = shard.tensors
-        if shard.has_paired_entries and grad.dtype == shard.result and runs_kernels((grad,)):
-            pairs = scan_again(call_of_entry(shard), (), grad, mask, gate, None, None, None)
-            if pairs:
-                return pairs
-        assert gate is not None
-        selects = mask if mask is not None and mask.dtype == torch.bool else None
-        product = _product_of_gates(shard, gate.expand(grad.shape), selects)
-        return (torch.complex(pull_back(grad).double(), product),)
+        return (torch.complex(pull_back(grad).double(), _product_of_gates(shard)),)
     return pull_back(grad).to(shard.carry), _find_slopes(shard, total, before)
 
 

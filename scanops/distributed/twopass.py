@@ -27,7 +27,6 @@ from scanops.ops.backward import keeps
 from scanops.ops.node import backward_pass
 from scanops.requests.geometry import line_shape
 from scanops.requests.request import Inputs, Needs, RequestKind, Tensors, check_request
-from scanops.requests.segments import check_offsets
 from scanops.requests.torch_state import runs_kernels
 from scanops.runtime import call_cache
 from scanops.runtime.policies import resumed
@@ -90,7 +89,6 @@ class TwoPass:
         self._fold_carry = shard.wide if shard.row.gated else scan.carry
         # The carry-in of the line where it is a number, as the scan over ranks and that of the first span read it.
         self.number = None if isinstance(initial, Tensor) else initial
-        self._has_initial = initial is not None
         self._constants: tuple[Tensor | None, ...] = (None, None)
         if self.number is not None:
             of_ranks = torch.full((), self.number, dtype=self._fold_carry, device=device)
@@ -131,7 +129,7 @@ class TwoPass:
             (lengths,) = tape.call(self._exchange.begin, offsets)
             assert lengths is not None
             if not (lengths.is_cpu or is_captured(self._device)):  # which waits for the GPU: at the first call alone
-                self._check_offsets(offsets, lengths)
+                self.scan.check_offsets(offsets, lengths)
             starts, begins = tape.call(self._place_flags, x, offsets, lengths)
         parts = self._split(tape, x, mask, gate, starts)
         totals = [self._find_totals(tape, *part) for part in parts]
@@ -232,14 +230,10 @@ class TwoPass:
         """Return where the span at each position begins in the line."""
         return (self._layout.starts_of(lengths, self.scan.call.reverse).to(self._device),)
 
-    def _check_offsets(self, offsets: Tensor, lengths: Tensor) -> None:
-        """Raise for positions that are not those of a line: all ranks have the same, and know the lengths."""
-        check_offsets(self.scan.message.who, offsets, offsets.new_empty(1).expand(int(lengths.sum())), 0)
-
     def _place_flags(self, x: Tensor, offsets: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Return head flags in place of offsets, and where spans begin. Raises for positions that are not of a line."""
         if lengths.is_cpu:
-            self._check_offsets(offsets, lengths)
+            self.scan.check_offsets(offsets, lengths)
         (begins,) = self._find_starts(lengths)
         return self.scan.place_flags(x, offsets, begins), begins
 

@@ -15,7 +15,7 @@ import functools
 import math
 import operator
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils import _pytree as pytree
@@ -107,7 +107,7 @@ def _describe_function(function: FunctionType, found: list[Any], functions: dict
         elif name in spaces:
             value = spaces[name]
         else:
-            value = function.__builtins__[name]
+            value = cast(Any, function).__builtins__[name]  # which mypy knows or not, as its cache is
         for attribute in attributes:
             if isinstance(value, ModuleType):
                 value = getattr(value, attribute)

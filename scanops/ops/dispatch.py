@@ -353,10 +353,10 @@ def _compute(work: First | call_cache.Known, given: AnyInputs, record: Callable[
 
 def _recall_kind(call: Call, given: FusedInputs) -> RequestKind:
     """Return what equal calls of a scan whose results are summed have in common, checked the first time."""
+    key = call_cache.key_of(call, given)
     try:
-        key = (call, *call_cache.facts(given.flat)) if call.hashable else None
-        known: RequestKind | None = call_cache.STATES.get(key) if key else None
-    except call_cache.LEFT_TO_CHECKS:
+        known: RequestKind | None = None if key is None else call_cache.STATES.get(key)
+    except TypeError:  # an option that has no hash
         key = known = None
     if known is None:
         known = RequestKind(check_request(call, given))

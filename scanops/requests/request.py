@@ -51,11 +51,6 @@ FURTHER_AT = 6  # the place of the first further operand in ``Inputs.flat``
 Shapes = tuple[tuple[torch.Size, torch.dtype] | None, ...]  # shape and dtype of each of ``NAMES``
 
 
-def _require_gradients(given: Sequence[Any]) -> bool:
-    """Whether there is a tensor that requires gradients; a carry-in may be a number."""
-    return any([isinstance(each, torch.Tensor) and each.requires_grad for each in given])
-
-
 class Inputs(NamedTuple):
     """The tensors that a scan reads."""
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Key = tuple[object, ...]
 MAX_REMEMBERED = 8192  # values of some kilobytes each
 # Left to the checks: options that have no hash, what is no tensor, tensors without strides or memory.
-LEFT_TO_CHECKS = (TypeError, AttributeError, RuntimeError)
+_LEFT_TO_CHECKS = (TypeError, AttributeError, RuntimeError)
 
 
 class Known(NamedTuple):
@@ -85,7 +85,7 @@ def key_of(call: Call | Key, inputs: Inputs | FusedInputs) -> Key | None:
         return None
     try:
         return (call, environment.SCOPED.get(), *facts(inputs.flat))
-    except LEFT_TO_CHECKS:
+    except _LEFT_TO_CHECKS:
         return None
 
 
@@ -106,7 +106,7 @@ def recall_gradient(
     try:
         key: Key = (kind, needs, policy, *facts(given))
         recipe = GRADIENTS.get(key)
-    except LEFT_TO_CHECKS:
+    except _LEFT_TO_CHECKS:
         return None, None
     return key, None if recipe is None or is_superseded(recipe.launchers) else recipe
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from scanops.requests.geometry import ALIGNMENT
 from scanops.requests.request import Tensors
 from scanops.runtime.launcher import Launcher
 
@@ -45,34 +44,6 @@ class Recipe:
             tape += compute(reads(tape))
         found: Tensors = self._found(tape)
         return found
-
-    def repeat_into(self, given: Tensors, places: Tensors) -> Tensors:
-        """Repeat the pass as ``again``, where launches write gradients to ``places`` if these are like new tensors.
-
-        ``places`` are in the order of the gradients, None for a new tensor.
-        """
-        wanted = {at: place for at, place in zip(self.gives, places, strict=True) if place is not None}
-        tape: list[torch.Tensor | None] = [None, *given]
-        for (compute, reads), step in zip(self._compute, self.steps, strict=True):
-            if step.launcher is None:
-                tape += compute(reads(tape))
-                continue
-            outs = []
-            for at, (_, shape, dtype) in enumerate(step.launcher.places, len(tape)):
-                place = wanted.get(at)
-                if place is None or not _is_like_new(place, shape, dtype):
-                    place = torch.empty(shape, dtype=dtype, device=given[0].device)  # type: ignore[union-attr]
-                outs.append(place)
-            step.launcher(reads(tape), tuple(outs))
-            tape += outs
-        found: Tensors = self._found(tape)
-        return found
-
-
-def _is_like_new(place: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> bool:
-    """Whether a launch may write to a tensor in place of a new one."""
-    is_plain = place.shape == shape and place.dtype == dtype and place.is_contiguous()
-    return is_plain and place.data_ptr() % ALIGNMENT == 0
 
 
 class Tape:

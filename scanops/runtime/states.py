@@ -270,7 +270,6 @@ class _Prepared(NamedTuple):
     """What equal calls have in common."""
 
     arranged: Arrangement
-    fusion: Fusion  # with the layouts of states
     launcher: StatesLauncher
     places: tuple[int, ...]  # which operands of the call the kernel reads
     outputs: tuple[tuple[tuple[int, ...], torch.dtype], ...]
@@ -337,7 +336,6 @@ def _prepare(call: Call, given: FusedInputs, *, saves: bool, wanted: tuple[bool,
     padded = [*strides, *[None] * (_OPERANDS - len(strides)), *results]
     found = _Prepared(
         arranged=arranged,
-        fusion=fusion,
         launcher=StatesLauncher(kernel, device, arranged, given.x.get_device(), padded),
         places=places,
         outputs=outputs,
