@@ -20,12 +20,12 @@ PREBUILT = [each.parent for each in Path(_STORE).glob("native-*/manifest.json")]
 
 
 class BuildWithDigests(build_py):
-    """Write ``scanops/built.py``, so that a lookup in the store need not read or render any source."""
+    """Write ``scanops/built.py``, so that a lookup in the store need not read any source."""
 
     def run(self) -> None:
         super().run()
         if self.editable_mode:
-            return  # a checkout changes, and renders
+            return  # a checkout changes, and reads its sources
         package = Path(self.build_lib) / "scanops"
         for entry in PREBUILT:
             shutil.copytree(entry, package / "runtime" / "native" / "prebuilt" / entry.name)

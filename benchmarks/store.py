@@ -55,7 +55,7 @@ found = time.perf_counter()
 assert kernel is not None, "no kernel"
 kernel.load_on_device(0)
 loaded = time.perf_counter()
-assert "jinja2" not in sys.modules or sys.argv[2] == "checkout", "rendered"
+assert "jinja2" not in sys.modules, "rendered"
 print(imported, found - started, loaded - found)
 """
 FIRST_CALL = """
@@ -105,7 +105,7 @@ def first_calls(form: str, running: int, cold: int) -> dict[str, list[float]]:
 def look_ups(processes: int, variables: dict[str, str]) -> dict[str, float]:
     """Return medians over new processes, one look-up each, of the specs in turn, in milliseconds."""
     variables = {"SCANOPS_POLICY": "never", **variables}
-    rows = [times(LOOK_UP, variables, SPECS[number % len(SPECS)], INSTALL) for number in range(processes + 2)]
+    rows = [times(LOOK_UP, variables, SPECS[number % len(SPECS)]) for number in range(processes + 2)]
     imports, finds, loads = zip(*([1e3 * each for each in row] for row in rows[2:]), strict=True)  # of warm files
     totals = [find + load for find, load in zip(finds, loads, strict=True)]
     medians = {"find_ms": finds, "load_ms": loads, "total_ms": totals, "import_ms": imports}

@@ -5,9 +5,10 @@ record of data (codegen/launch.py). Each has an identity: the SHA-256 of its tex
 the ABI and platform of a library, while a cubin is of no host; never a path, a time, or parameters. Toolchain
 versions are in the manifest instead, so that a machine without compilers can look kernels up.
 
-A new process would have to render a kernel to know its identity. An installed wheel carries the digests of everything
-that the text follows from besides the spec, ``scanops/built.py``, written by setup.py. With them the process looks the
-kernel up by a key in the index of the store or of a pack. A checkout has no such digests, and renders.
+A new process would have to render a kernel to know its identity. Instead it looks the kernel up by a key in the index
+of the store or of a pack: a digest of everything that the text follows from besides the spec. An installed wheel
+carries it, ``scanops/built.py``, written by setup.py; a checkout reads its sources, in some 5 ms. After an edit, a
+running process may hold old modules and read new templates: then nothing is recorded, or found, by sources.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +44,8 @@ try:
     from scanops.built import DIGESTS as DIGESTS
 except ImportError:  # a checkout has no such file
     DIGESTS: Mapping[str, str] = {}  # type: ignore[no-redef]
+
+_IMPORTED = time.time_ns()  # sources that are newer may differ from what this process has read
 
 LIBRARY, CUBIN = "library", "cubin"  # the forms of a kernel; where there are both, the library serves
 FORMS = {"load_inline": LIBRARY, "nvcc": LIBRARY, "nvrtc": CUBIN}  # builder -> what it makes of a kernel for a GPU
@@ -222,10 +226,10 @@ def store_keys(
 ) -> list[str]:
     """Return the keys of a kernel in the indexes of store and packs, one for each of ``forms``.
 
-    They follow from the digests that an installed wheel carries. There are none in a checkout: then the identity is
-    found by rendering.
+    They follow from the digests of the sources. There are none in a checkout that was edited since this process began:
+    then the identity is found by rendering.
     """
-    digests = DIGESTS if digests is None else digests
+    digests = known_digests() if digests is None else digests
     if not digests:
         return []
     asked, made_from = (
@@ -249,6 +253,21 @@ def sources_key(key: KernelKey, measured: Choice | None = None, form: str = LIBR
     and so no edited kernel is recorded under the wheel's key.
     """
     return next(iter(store_keys(key, measured, (form,), source_digests())), None)
+
+
+def known_digests() -> Mapping[str, str]:
+    """Return the digests that lookups go by: those of the wheel, or of a checkout's sources, unless they changed."""
+    return DIGESTS or _digests_of_checkout()
+
+
+@functools.cache
+def _digests_of_checkout() -> Mapping[str, str]:
+    return {} if are_sources_edited() else source_digests()
+
+
+def are_sources_edited() -> bool:
+    """Return whether a source was written since this process imported the package."""
+    return any(files.last_change(folder) > _IMPORTED for folder in FOLDERS.values())
 
 
 def source_digests() -> Mapping[str, str]:

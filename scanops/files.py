@@ -247,13 +247,22 @@ def size_of(folder: Path) -> int:
 
 
 TREES = ("codegen", "templates", "emulator")  # folders of the installed package
-_SUFFIXES = (".py", ".j2", ".json", ".h", ".cpp")
+_SUFFIXES = (".py", ".j2", ".cuh", ".json", ".h", ".cpp")
 
 
 def digest(folder: str | Path) -> str:
     """Return the SHA-256 over names and bytes of the sources in a folder and below, wherever that folder is."""
     total, root = hashlib.sha256(), Path(folder)
-    for name in sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.suffix in _SUFFIXES):
+    for name in sorted(path.relative_to(root).as_posix() for path in _sources(root)):
         data = (root / name).read_bytes()
         total.update(f"{name} {len(data)}\n".encode() + data)
     return total.hexdigest()
+
+
+def last_change(folder: str | Path) -> int:
+    """Return the time at which a source in a folder or below was last written, in nanoseconds since the epoch."""
+    return max(path.stat().st_mtime_ns for path in _sources(Path(folder)))
+
+
+def _sources(root: Path) -> Iterator[Path]:
+    return (path for path in root.rglob("*") if path.suffix in _SUFFIXES)

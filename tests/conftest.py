@@ -151,14 +151,6 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def as_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the package carry the digests of its sources, as an installed wheel does: lookups then use the index."""
-    from scanops import build_request
-
-    monkeypatch.setattr(build_request, "DIGESTS", build_request.source_digests())
-
-
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Remove the store of this run, if it is of this run alone."""
     if root := config.stash.get(_own_store, None):

@@ -10,7 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from scanops import build_request, environment
-from scanops.build_request import CPU, BuildRequest, Resources, forms_by, plan_for, request_of, sources_key, store_keys
+from scanops.build_request import (
+    CPU,
+    BuildRequest,
+    Resources,
+    are_sources_edited,
+    forms_by,
+    plan_for,
+    request_of,
+    sources_key,
+    store_keys,
+)
 from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.lines import any_length
 from scanops.codegen.targets import target_of_capability
@@ -104,7 +114,7 @@ class Miss(NamedTuple):
 
     def kernel(self, entry: Entry) -> Kernel:
         """Return the kernel of a store entry, which the index then knows."""
-        if build_request.DIGESTS and (record := sources_key(self.key, self.choice, entry.form)):
+        if not are_sources_edited() and (record := sources_key(self.key, self.choice, entry.form)):
             self.store.remember(record, entry)
         return Kernel(self.key, entry, self.choice)
 

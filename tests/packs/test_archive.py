@@ -283,7 +283,6 @@ def test_pip_installs_a_package_and_its_pack_is_found(pack: Path, tmp_path: Path
 # ---- packs as read-only layers below the store, what pack.json says of them, and signatures
 
 
-@pytest.mark.usefixtures("as_wheel")
 def test_a_pack_answers_where_nothing_can_be_built(pack: Path, deployed: pytest.MonkeyPatch, tmp_path: Path) -> None:
     deployed.setenv("SCANOPS_PACKS", str(pack))
     with deployed.context() as patch:
@@ -645,7 +644,7 @@ def test_signatures_are_ed25519_and_last_while_kernels_do(pack: Path, key: Path,
     assert not (pack / SIGNATURE).exists()
 
 
-def test_a_signed_kernel_is_loaded_and_checked_once(signed: Path, deployed: pytest.MonkeyPatch, as_wheel: None) -> None:
+def test_a_signed_kernel_is_loaded_and_checked_once(signed: Path, deployed: pytest.MonkeyPatch) -> None:
     checked: list[Path] = []
     original = signing.check
     deployed.setattr(signing, "check", lambda root, keys: checked.append(root) or original(root, keys))

@@ -75,7 +75,7 @@ def test_truncated_cubins_are_not_loaded(root: Path) -> None:
 
 
 @needs_nvcc
-def test_a_named_builder_and_what_serves_first(root: Path, monkeypatch: pytest.MonkeyPatch, as_wheel: None) -> None:
+def test_a_named_builder_and_what_serves_first(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a builder's name and by the variable; looked up by the text and by the index."""
     cubin = scanops.compile(SPEC, "sm_90")  # found: any form serves
     library = scanops.compile(SPEC, "sm_90", builder="nvcc")
@@ -83,7 +83,7 @@ def test_a_named_builder_and_what_serves_first(root: Path, monkeypatch: pytest.M
     made = {each["directory"]: (each["form"], each["builder"]) for each in listed}
     assert made[str(cubin.path.parent)] == ("cubin", "nvrtc") and made[str(library.path.parent)] == ("library", "nvcc")
     for digests in (build_request.source_digests(), {}):
-        monkeypatch.setattr(build_request, "DIGESTS", digests)
+        monkeypatch.setattr(build_request, "known_digests", lambda digests=digests: digests)
         with monkeypatch.context() as patch:
             assert scanops.compile(SPEC, "sm_90").path == library.path
             assert scanops.compile(SPEC, "sm_90", builder="nvrtc").path == cubin.path
@@ -98,7 +98,7 @@ def test_a_named_builder_and_what_serves_first(root: Path, monkeypatch: pytest.M
         assert caught.value.value == repr(wrong)
 
 
-def test_a_cubin_is_of_no_host(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_wheel: None) -> None:
+def test_a_cubin_is_of_no_host(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Found by text and by index on another platform, in a store and in a pack that went through an archive."""
     contents = read(root)
     assert (contents["platform"], contents["targets"]) == (ANY, list(TARGETS))
@@ -115,7 +115,7 @@ def test_a_cubin_is_of_no_host(root: Path, tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setenv("SCANOPS_STORE", str(tmp_path / "absent"))
         monkeypatch.setenv(variable, str(place))
         for digests in (build_request.source_digests(), {}):
-            monkeypatch.setattr(build_request, "DIGESTS", digests)
+            monkeypatch.setattr(build_request, "known_digests", lambda digests=digests: digests)
             found = scanops.compile(SPEC, "sm_90")
             assert found.path == folder(place) / "kernel.cubin"
     build_request._fingerprint.cache_clear()

@@ -19,8 +19,9 @@ from scanops.codegen.abi import ABI
 from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, MissingKernel
+from scanops.runtime import kernels
 from scanops.runtime.kernels import obtain
-from scanops.runtime.policies import STRICT, policy
+from scanops.runtime.policies import POLICIES, STRICT, policy
 from scanops.store import Store
 from scanops.store.entry import Entry, read_entry, verify_entry
 from scanops.store.library import load, machine_problem
@@ -38,8 +39,6 @@ from tests.store.sources import (
     resealed,
 )
 
-pytestmark = pytest.mark.usefixtures("as_wheel")
-
 SPEC, OTHER = (ScanSpec(op="sum", dtype="float32", length=length) for length in (24, 25))
 
 
@@ -52,7 +51,6 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with the kernels of SPEC and OTHER; not to be changed."""
     root = tmp_path_factory.mktemp("filled") / "store"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build_request, "DIGESTS", build_request.source_digests())
         patch.setenv("SCANOPS_STORE", str(root))  # what kernels are linked with is copied along
         for spec in (SPEC, OTHER):
             obtain(KernelKey(spec, "cpu"), STRICT, Store(root))
@@ -159,6 +157,26 @@ def test_a_record_that_misleads_is_passed_over(root: Path, what: str, monkeypatc
     with policy("never"):
         assert scanops.compile(SPEC, "cpu").path.parent == folder(root)  # found by its text
     assert read_index(root, str(sources_key(KernelKey(SPEC, "cpu")))) == known  # and written down again
+
+
+def test_a_checkout_looks_kernels_up_without_rendering(
+    filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless a source was written after the package was imported: then a kernel is found by its text, and not noted."""
+    with monkeypatch.context() as patch:
+        patch.setattr(kernels, "request_of", lambda *_: pytest.fail("rendered"))
+        assert obtain(KernelKey(SPEC, "cpu"), STRICT, Store(filled)) is not None
+    root = tmp_path / "store"
+    shutil.copytree(filled, root)
+    shutil.rmtree(root / "index")
+    monkeypatch.setattr(build_request, "_IMPORTED", 0)
+    build_request._digests_of_checkout.cache_clear()
+    try:
+        assert build_request.store_keys(KernelKey(SPEC, "cpu")) == []
+        kernel = obtain(KernelKey(SPEC, "cpu"), POLICIES["never"], Store(root))
+        assert kernel is not None and kernel.path.parent == folder(root) and not (root / "index").exists()
+    finally:
+        build_request._digests_of_checkout.cache_clear()
 
 
 @each_case(REFUSED)
