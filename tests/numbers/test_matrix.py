@@ -49,6 +49,22 @@ def test_emulated(cell: Cell) -> None:
         oracle.compare(cell.op, matrix.call(cell, given), wanted)
 
 
+# A row of two warps whose last runs reach into the next warp's part, with a carry-out for each of many sequences.
+_ENDS = {"mask": "number", "carry": "final", "segments": "carried", "layout": "sparse"}
+REACHING = Cell(
+    route="any_transposed_rows", op="min", dtype="complex128", reverse="reverse", exclusive="exclusive", **_ENDS
+)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.filterwarnings("ignore:Casting complex values to real")
+def test_in_any_order_of_threads(seed: int) -> None:
+    """No two threads may store the same carry-out: which one is last depends on the schedule."""
+    given = matrix.operands(REACHING)
+    with scanops.emulate(seed=seed):
+        oracle.compare(REACHING.op, matrix.run(REACHING, given), matrix.expected(REACHING, given))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("cell", cells(ON_A_GPU if torch.cuda.is_available() else 0), ids=str)
 def test_on_a_gpu(cell: Cell) -> None:
