@@ -15,6 +15,7 @@ from scanops.errors import UnsupportedRequest
 
 PANEL_LINES = 32  # adjacent lines per block where tiles are transposed
 SPLIT_LENGTH = 8192  # below this one block scans a row in less time than blocks take to exchange totals
+LINE_BYTES = 128  # of a cache line, which is fetched together
 COLUMN_LENGTH = 1024  # up to this length a column is a few tiles, which one block walks
 THREAD_STATES = 4  # of a line in a thread
 FEW_THREADS = 384  # of a multiprocessor: a scan with states that has fewer is planned for few lines
@@ -43,7 +44,11 @@ def _are_few(spec: ScanSpec, lines: int, multiprocessors: int) -> bool:
         # A chain down each tile of 64 columns leaves 16 of them, 1 x 262144 x 1024, at 0.73 of a copy where totals of
         # groups have 0.82; 32 of them, 8 x 131072 x 256, at 0.87 and 0.88 (H200).
         column_tiles = lines // spec.inner * -(-spec.inner // 64)
-        return column_tiles <= max(1, multiprocessors // 4) and spec.layouts <= ADJACENT
+        # Plain scans of halves, a block of which holds 128 columns, leave it idle longer: 13 x 9805 x 520 with offsets
+        # has 0.17 by a loop, 0.64 in tiles. Expressions and recurrences have as much by a loop.
+        plain = spec.out.bytes < 4 and not (spec.fusion or spec.gate) and spec.inner * spec.out.bytes >= LINE_BYTES
+        full = 2 * multiprocessors if plain and spec.capacity > COLUMN_LENGTH else multiprocessors // 4
+        return column_tiles <= max(1, full) and spec.layouts <= ADJACENT
     length = spec.length or min(spec.capacity, SPLIT_LENGTH)
     return length >= SPLIT_LENGTH and lines < multiprocessors and lines * length <= FEW_ITEMS
 

@@ -58,6 +58,7 @@ COLUMN_TILE: Mapping[str, Sequence[int]] = {
     "items": (1, 2, 4, 6, 8, 12, 16, 20, 24, 32),
     "columns": POWERS[1:9],
     "vector": POWERS[:4],
+    "strided_columns": (False, True),
     "stages": range(6),
     "blocks": range(1, 5),
 }

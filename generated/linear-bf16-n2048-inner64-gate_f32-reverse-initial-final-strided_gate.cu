@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, strided_columns False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // numbers  measured: columns strided, rows up to 8192, any GPU
-//          tuned: threads, items, columns, vector, stages, blocks; the others follow from the spec
+//          tuned: threads, items, columns, vector, strided_columns, stages, blocks; the others follow from the spec
 // target   sm_90
 // content  sha256 7e1d821fcf94b8a9 of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90

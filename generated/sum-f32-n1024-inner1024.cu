@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 8, tiles 2, columns 32, vector 4, strided_columns False, stages 2, blocks 1
 //          the scanned dimension has stride 1024: 32 neighbouring columns per block
 // numbers  measured: columns staged, rows up to 1024, any GPU
-//          tuned: threads, items, columns, vector, stages, blocks; the others follow from the spec
+//          tuned: threads, items, columns, vector, strided_columns, stages, blocks; the others follow from the spec
 // target   sm_90
 // content  sha256 37d1c5a187c33b8f of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from scanops.codegen.fragments import fragments
 from scanops.codegen.layouts import ADJACENT, STEP
+from scanops.codegen.lines import LINE_BYTES
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
 from scanops.codegen.strategies.base import (
     WARP,
@@ -16,7 +17,6 @@ from scanops.codegen.strategies.base import (
     power_of_two_above,
     require,
 )
-from scanops.codegen.strategies.rows import LINE_BYTES
 from scanops.codegen.targets import Target
 
 
@@ -146,6 +146,10 @@ ROWS, ROW_BYTES = 16, 256  # bytes per thread: 1 x 32768 x 8192 by column tiles 
 WIDE_STATE, WIDE_ROW_BYTES = 8, 128  # larger states also need large prefixes: 256 bytes of double pairs spill
 ASYNC_BYTES = (4, 8, 16)  # bytes that one cp.async can copy
 NARROW_BYTES = 288  # bytes of states per thread
+# Bytes of a row's states in a thread. More leave registers for a row or two, whose loads hide no latency: products with
+# flags in float16, 8815 x 8192, have 0.13 with 8 columns a thread, 0.45 with 2; short recurrences in bfloat16,
+# 11520 x 32 x 512, 0.75 with 8 columns, 0.97 with 2 (H200).
+ROW_STATE_BYTES, SHORT_STATE_BYTES = 32, 24
 
 
 def are_neighbours(spec: ScanSpec) -> bool:
@@ -159,6 +163,19 @@ def column_width(spec: ScanSpec) -> int:
     while spec.inner % width:
         width //= 2
     return width
+
+
+def fit_width(spec: ScanSpec, row_state_bytes: int = ROW_STATE_BYTES) -> int:
+    """Columns per thread whose states leave registers for several rows: of ``column_width``, or fewer."""
+    width, held = column_width(spec), fragments(spec).held_bytes
+    while width > 1 and width * held > row_state_bytes:
+        width //= 2
+    return width
+
+
+def fit_rows(spec: ScanSpec, vector: int, most: int, state_bytes: int) -> int:
+    """Rows of a thread with so many bytes of states, at most ``most``."""
+    return max(1, min(most, spec.capacity, state_bytes // (vector * fragments(spec).held_bytes)))
 
 
 def lanes_across(spec: ScanSpec, vector: int, most: int) -> int:

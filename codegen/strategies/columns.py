@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from scanops.codegen.fragments import INT_BYTES, fragments
 from scanops.codegen.kernel_key import KernelKey
-from scanops.codegen.lines import COLUMN_LENGTH
+from scanops.codegen.lines import COLUMN_LENGTH, LINE_BYTES
 from scanops.codegen.shapes import Shape, find_shape
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec
 from scanops.codegen.strategies import column_tile
@@ -48,6 +49,9 @@ FEW_THREADS, FEW_TILES = 512, 16  # of a block; column tiles of a batch, at leas
 LANES = 16  # 256 bytes a row: 1 x 32768 x 8192 by a loop has 0.92, with 8 lanes 0.83
 SHORT = 1024  # rows; a longer loop has one more tile in flight
 ONE_TILE = 256  # rows; 2048 x 256 x 512 is a tile of registers
+LIGHT_COLUMNS = 4  # of a thread; where states leave registers for as many, lanes of narrow columns exchange rows
+STATE_BYTES = 256  # of a thread that reads through shared memory
+SHORT_THREADS = 512  # of a multiprocessor, at least, by blocks of short columns
 PAIR_ROWS = 128  # rows; more than so many are a loop
 # Tiles of the shape that holds a narrow column, at most, where the length is an argument and typically half of the
 # longest or less.
@@ -62,7 +66,8 @@ def plan(key: KernelKey) -> ColumnsPlan:
     spec, target = key.spec, key.architecture
     if key.is_few and spec.capacity <= COLUMN_LENGTH and column_tile.are_neighbours(spec):
         return _few(spec, target)
-    if column_tile.is_narrow(spec, target):
+    light = column_tile.fit_width(spec) == min(column_tile.column_width(spec), LIGHT_COLUMNS)
+    if column_tile.is_narrow(spec, target) and light:
         return _narrow(spec, target)
     vector = column_tile.column_width(spec)
     shape = find_shape("columns pair", spec.out.bytes)
@@ -82,19 +87,19 @@ def plan(key: KernelKey) -> ColumnsPlan:
         threads, items, columns, width, stages = shape.take(*LOOP)
         if vector >= width and (stages == 0 or column_tile.can_stage(spec, target, width)):
             return _plan(spec, target, width, columns // width, threads, items, shape, stages=stages, blocks=1)
+    if _is_short(spec, target):
+        return _short(spec, target)
     if column_tile.is_costly(spec) and spec.capacity > ONE_TILE and vector > 1:
         shape = find_shape("columns costly", spec.out.bytes)
         threads, items, columns, width, blocks = shape.take("threads", "items", "columns", "vector", "blocks")
         return _plan(spec, target, width, columns // width, threads, items, shape, stages=0, blocks=blocks)
+    vector = column_tile.fit_width(spec)
     if vector > 1 and spec.capacity > ONE_TILE and column_tile.can_stage(spec, target, vector):
-        shape, fused = find_shape("columns staged", spec.capacity), find_shape("columns fused")
-        if spec.fusion and vector > fused.numbers["vector"]:
-            shape, vector = fused, fused.numbers["vector"]
+        shape = find_shape("columns staged", spec.capacity)
         lanes, threads, items, stages = shape.take("lanes", "threads", "items", "stages")
-        items = min(items, column_tile.register_rows(spec, vector, few=key.is_few))
-        return _plan(spec, target, vector, lanes, threads, items, shape, stages=stages, blocks=1)
-    while vector > 1 and column_tile.register_rows(spec, vector) < FEW_ITEMS < spec.capacity:
-        vector //= 2  # states of a pair for 8 halves leave registers for one row
+        items = column_tile.fit_rows(spec, vector, items, STATE_BYTES)
+        lanes *= 1 + (lanes * vector * spec.out.bytes < LINE_BYTES)
+        return _plan(spec, target, vector, min(WARP, lanes), threads, items, shape, stages=stages, blocks=1)
     items, most, strided = column_tile.register_rows(spec, vector, few=key.is_few), THREADS, None
     if vector == 1 or spec.inner <= FEW_COLUMNS:
         vector = 1
@@ -114,6 +119,40 @@ def plan(key: KernelKey) -> ColumnsPlan:
     lanes = column_tile.lanes_across(spec, vector, WARP if wide else LANES)
     threads = max(WARP, min(most, lanes * slots))
     return _plan(spec, target, vector, lanes, threads, items, strided, stages=0, blocks=max(1, 512 // threads))
+
+
+def _is_short(spec: ScanSpec, target: Target) -> bool:
+    """Whether columns are so short that blocks of hundreds of threads would wait for each other more than they read.
+
+    Those of more than a tile are where cp.async copies no items, or expressions and gradients take registers.
+    """
+    if spec.ragged or spec.takes_length or not column_tile.are_neighbours(spec):
+        return False
+    if spec.capacity > ONE_TILE:
+        computes = bool(spec.fusion) or bool(spec.operator.own)
+        copies = column_tile.can_stage(spec, target, column_tile.column_width(spec))
+        return spec.capacity <= SHORT and (computes or not copies) and not column_tile.is_costly(spec)
+    is_light = fragments(spec).held_bytes <= INT_BYTES and not spec.fusion and column_tile.column_width(spec) > 1
+    return not (is_light and spec.out.bytes < INT_BYTES)
+
+
+def _short(spec: ScanSpec, target: Target) -> ColumnsPlan:
+    """The plan of many short columns: small blocks, of which a multiprocessor holds so many that some always read."""
+    vector, strided = column_tile.fit_width(spec, column_tile.SHORT_STATE_BYTES), False
+    if vector == 1 and spec.access_items > 1 and spec.inner > 2 * WARP:
+        vector, strided = 2, column_tile.column_width(spec) == 1
+    shape = find_shape("columns short" + " strided" * strided, spec.capacity)
+    threads, lanes, items, stages, states = shape.take("threads", "lanes", "items", "stages", "states")
+    lanes = column_tile.lanes_across(spec, vector, lanes)
+    items = column_tile.fit_rows(spec, vector, items, states)
+    threads = max(WARP, min(threads, lanes * power_of_two_above(ceil_div(spec.capacity, items))))
+    stages = stages if not strided and column_tile.can_stage(spec, target, vector) else 0
+    if threads // lanes * items >= spec.capacity:
+        stages = 0
+    return _plan(
+        spec, target, vector, lanes, threads, items, shape,
+        stages=stages, blocks=max(1, SHORT_THREADS // threads), strided_columns=strided,
+    )  # fmt: skip
 
 
 def _few(spec: ScanSpec, target: Target) -> ColumnsPlan:
@@ -154,6 +193,7 @@ def _plan(
     *,
     stages: int,
     blocks: int,
+    strided_columns: bool = False,
 ) -> ColumnsPlan:
     """The plan of these numbers, with fewer stages, then fewer threads, until shared memory suffices."""
     lanes = column_tile.lanes_across(spec, vector, most_lanes)
@@ -167,7 +207,7 @@ def _plan(
         items=items,
         columns=lanes * vector,
         vector=vector,
-        strided_columns=False,
+        strided_columns=strided_columns,
         stages=min(stages, 1) if one_tile else stages,
         blocks=blocks,
     )
@@ -176,4 +216,6 @@ def _plan(
     if made.shared_bytes + declared <= target.block_shared_bytes and declared <= MOST_DECLARED_BYTES:
         return made
     stages, threads = (stages - 1, threads) if stages > 2 else (stages, threads // 2)
-    return _plan(spec, target, vector, lanes, threads, items, shape, stages=stages, blocks=1)
+    return _plan(
+        spec, target, vector, lanes, threads, items, shape, stages=stages, blocks=1, strided_columns=strided_columns
+    )

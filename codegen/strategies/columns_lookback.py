@@ -7,14 +7,13 @@ from typing import ClassVar
 
 from scanops.codegen.fragments import INT_BYTES, fragments
 from scanops.codegen.kernel_key import KernelKey
-from scanops.codegen.lines import COLUMN_LENGTH
+from scanops.codegen.lines import COLUMN_LENGTH, LINE_BYTES
 from scanops.codegen.shapes import Shape, find_shape
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies import column_tile
 from scanops.codegen.strategies.base import WARP, Constant, Launch, is_power_of_two, require
 from scanops.codegen.strategies.column_tile import ColumnTilePlan
 from scanops.codegen.strategies.columns import DECLARED_BYTES, ONE_TILE, SECTOR_BYTES
-from scanops.codegen.strategies.rows import LINE_BYTES
 from scanops.codegen.targets import Target
 
 
@@ -79,7 +78,9 @@ ABREAST = 256  # 32768 x 32768: 0.96, with 128 column tiles 0.94, with 64 0.91
 LINKED_ABREAST = 8
 LANES = 16  # 256 bytes a row: 1 x 32768 x 8192 has 0.97, with 8 lanes 0.94, with 32 0.91
 NARROW_LANES = 32  # bool to int64, 64 x 4096 x 512: 0.84
-STRIDED_COLUMNS = 4  # of a thread, each of which takes a register however small its items are
+# Of a thread, each of which takes a register however small its items are. Two of states of 8 bytes: bfloat16,
+# 3 x 13711 x 455 with an expression has 0.46, with 4 columns 0.31. Greater states take the registers of both.
+STRIDED_COLUMNS, STRIDED_STATE = 4, 8
 STRIDED_LANES = 32  # when inner is odd: 64 x 4096 x 1001 has 0.83, 16 lanes 0.71, a column a lane 0.54
 # splits a column tile further: fewer totals per byte. 1 x 4194304 x 64: 0.80, in one column tile 0.77
 ONE_TILE_LANES = 8
@@ -183,16 +184,7 @@ def _fill_shape(spec: ScanSpec, target: Target, shape: Shape) -> ColumnsLookback
 def _plan(key: KernelKey) -> ColumnsLookbackPlan:
     spec, target, few = key.spec, key.architecture, key.is_few
     vector = column_tile.column_width(spec)
-    strided = (
-        vector < spec.access_items and column_tile.are_neighbours(spec) and not column_tile.is_narrow(spec, target)
-    )
-    vector = min(spec.access_items, STRIDED_COLUMNS) if strided else vector
-    if (
-        column_tile.is_pair(spec)
-        and not strided
-        and vector == spec.access_items
-        and spec.inner > ONE_TILE_LANES * vector
-    ):
+    if column_tile.is_pair(spec) and vector == spec.access_items and spec.inner > ONE_TILE_LANES * vector:
         return _of_pairs(key)
     if (
         few
@@ -202,6 +194,14 @@ def _plan(key: KernelKey) -> ColumnsLookbackPlan:
         and column_tile.can_stage(spec, target, GRADIENT_WIDTH)
     ):
         return _of_gradients(spec, target)
+    heavy, narrow = fragments(spec).held_bytes > INT_BYTES, column_tile.is_narrow(spec, target)
+    strided = not narrow and vector < spec.access_items and column_tile.are_neighbours(spec)
+    if heavy and not narrow and not spec.operator.costly:
+        vector = column_tile.fit_width(spec)
+        strided = strided and vector == 1 and fragments(spec).held_bytes <= STRIDED_STATE
+        vector = 2 if strided else vector
+    elif strided:
+        vector = min(spec.access_items, STRIDED_COLUMNS)
     if spec.fusion and few and not strided:
         shape = find_shape("columns_lookback fused")
         threads, items, columns, access_bytes = shape.take("threads", "items", "columns", "bytes")
@@ -251,6 +251,8 @@ def _of_pairs(key: KernelKey) -> ColumnsLookbackPlan:
     items = min(items - items // 4, 14) if spec.segments else items  # flags take registers, too
     # The shapes were measured with states of the output's own accumulator; wider ones take the registers of more rows.
     items = max(1, items * max(INT_BYTES, spec.out.bytes) // max(spec.accumulator.bytes, INT_BYTES))
+    if key.is_few and spec.out.bytes < INT_BYTES and spec.inner <= 2 * columns:
+        columns //= 2  # a chain of half as many tiles
     lanes = column_tile.lanes_across(spec, vector, columns // vector)
     return _fill(spec, target, vector, lanes, threads, items, shape, group=group)
 

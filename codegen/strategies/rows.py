@@ -8,12 +8,12 @@ from typing import ClassVar
 
 from scanops.codegen.dtypes import late_field, set_derived
 from scanops.codegen.fragments import fragments
+from scanops.codegen.lines import LINE_BYTES
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
 from scanops.codegen.strategies.base import WARP, Constant, Plan, ceil_div, is_power_of_two, require
 from scanops.codegen.strategies.forward_prefix import ForwardPrefix, forward_prefix_of
 
 BANK_ACCESSES = 8  # lanes with 16-byte accesses that shared memory serves at once
-LINE_BYTES = 128  # bytes of a memory sector group that is fetched together
 
 # Registers of a thread, estimated closely enough that ptxas need not spill.
 REGISTER_BYTES = 384  # of the 512 a thread has with 512 threads and one block; the rest is addresses and temporaries

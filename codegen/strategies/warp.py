@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from scanops.codegen.kernel_key import KernelKey
+from scanops.codegen.lines import LINE_BYTES
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec
 from scanops.codegen.strategies.base import (
     WARP,
@@ -16,7 +17,7 @@ from scanops.codegen.strategies.base import (
     power_of_two_above,
     require,
 )
-from scanops.codegen.strategies.rows import LINE_BYTES, RowPlan, boundary_of, reads_wide, vector_width
+from scanops.codegen.strategies.rows import RowPlan, boundary_of, reads_wide, vector_width
 
 # H200, fraction of a copy: fp32 rows of 256 have 1.00 with 128 threads and 0.98 with 256, 4 and 64 have 1.01 with both;
 # rows of 3, 7 and 31, read item by item, have 0.47, 0.51, 0.53 with 256 threads and 0.30, 0.35, 0.39 with 128; rows of
