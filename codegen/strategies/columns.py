@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from scanops.codegen.fragments import INT_BYTES, fragments
 from scanops.codegen.kernel_key import KernelKey
-from scanops.codegen.lines import COLUMN_LENGTH, LINE_BYTES
+from scanops.codegen.lines import COLUMN_LENGTH
 from scanops.codegen.shapes import Shape, find_shape
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec
 from scanops.codegen.strategies import column_tile
@@ -66,7 +66,7 @@ def plan(key: KernelKey) -> ColumnsPlan:
     spec, target = key.spec, key.architecture
     if key.is_few and spec.capacity <= COLUMN_LENGTH and column_tile.are_neighbours(spec):
         return _few(spec, target)
-    light = column_tile.fit_width(spec) == min(column_tile.column_width(spec), LIGHT_COLUMNS)
+    light = column_tile.fit_width(spec) >= min(column_tile.column_width(spec), LIGHT_COLUMNS)
     if column_tile.is_narrow(spec, target) and light:
         return _narrow(spec, target)
     vector = column_tile.column_width(spec)
@@ -98,8 +98,7 @@ def plan(key: KernelKey) -> ColumnsPlan:
         shape = find_shape("columns staged", spec.capacity)
         lanes, threads, items, stages = shape.take("lanes", "threads", "items", "stages")
         items = column_tile.fit_rows(spec, vector, items, STATE_BYTES)
-        lanes *= 1 + (lanes * vector * spec.out.bytes < LINE_BYTES)
-        return _plan(spec, target, vector, min(WARP, lanes), threads, items, shape, stages=stages, blocks=1)
+        return _plan(spec, target, vector, lanes, threads, items, shape, stages=stages, blocks=1)
     items, most, strided = column_tile.register_rows(spec, vector, few=key.is_few), THREADS, None
     if vector == 1 or spec.inner <= FEW_COLUMNS:
         vector = 1

@@ -96,8 +96,10 @@ SITUATIONS = {
     "sum-f32-n1048576": {4: True, 5: False},  # more items are faster by persistent blocks
     "sum-f32-any": {1: True, 200: False},
     "sum-f32-n65536-transposed": {1: True, 2111: True, 2112: False},  # column tiles of 32 lines on half of the GPU
-    "sum-f32-n16-inner64": {64: True, 33 * 64: True, 34 * 64: False},
+    "sum-f32-n16-inner64": {64: True, 66 * 64: True, 67 * 64: False},
     "sum-f32-n1025-inner64": {64: True, 33 * 64: True, 34 * 64: False},
+    "sum-bf16-n1025-inner64": {64: True, 264 * 64: True, 265 * 64: False},  # a block holds more of them
+    "linear-bf16-n1025-inner64-gate_bf16": {33 * 64: True, 34 * 64: False},
     "sum-f32-n4096-inner64-mask_b8-step_mask": {64: True, 34 * 64: False},
     "sum-f32-n4096-inner64-strided": {64: False},  # one plan for any number of lines
 }
