@@ -85,7 +85,7 @@ CASES = {
 def from_python() -> Iterator[None]:
     """Switch the C++ call path off, for cubins."""
     with forms("cubin"):
-        native.served = None
+        native.serve = None
         try:
             yield
         finally:

@@ -13,10 +13,11 @@ from scanops.dtensors import run_call
 from scanops.forks import LATE, load_late
 from scanops.fusion.calls import scan_fused
 from scanops.keywords import Ends, Final, Pair
-from scanops.ops.dispatch import call_of, learn_chunks, plain_name, prepare_recurrence
-from scanops.requests.packed_sequences import is_jagged, split_chunks, unpack_nested
+from scanops.ops.dispatch import plain_name, prepare_recurrence, register_chunks, resolve_call
+from scanops.requests.call import Call
+from scanops.requests.packed_sequences import PlainCall, is_jagged, split_chunks, unpack_nested
 from scanops.requests.placement import OPEN, find_placement
-from scanops.requests.request import Tensors
+from scanops.requests.request import Inputs, Tensors
 from scanops.requests.segments import select_last
 from scanops.runtime import native
 
@@ -30,53 +31,129 @@ __all__ = ["cumsum", "linear_scan", "scan"]
 
 
 def run_scan(
-    tensors: tuple[Any, ...], outs: Tensors, options: tuple[Any, ...]
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    op: str,
+    x: Tensor,
+    dim: int,
+    outs: Tensors,
+    /,
+    *,
+    mask: Tensor | None = None,
+    gate: Tensor | None = None,
+    initial: Tensor | complex | None = None,
+    segment_starts: Tensor | None = None,
+    offsets: Tensor | None = None,
+    reverse: bool = False,
+    exclusive: bool = False,
+    return_final: Final = False,
+    dtype: torch.dtype | None = None,
+    accumulate: torch.dtype | str | None = None,
+    complete: bool = False,
+    chunk: int | None = None,
+) -> Any:
     """Return what a public function returns, with one of ``outs`` for each result: by C++ after such a call.
 
-    Nothing is checked yet. ``tensors``: x, mask, gate, segment_starts, offsets and initial as the user gave them, the
-    last may be a number. ``options`` are the fields of ``Call`` up to ``chunk``. Two results and the carry-out are a
-    tuple of three.
+    Nothing is checked yet: arguments are as the user gave them. Two results and the carry-out are a tuple of three.
+    C++ is asked before there is a ``Call``, which takes as long to make as C++ takes to serve it.
     """
-    x, found = tensors[0], None
-    if OPEN and (placement := find_placement(x, options[1])) is not None:
+    if OPEN and (placement := find_placement(x, dim)) is not None:
         load_late("scanops.distributed")
-        scan_placement: Any = LATE["scanops.distributed"].scan_placement
-        return scan_placement(placement, tensors, outs, options)  # type: ignore[no-any-return]
-    if type(x) is not torch.Tensor and is_jagged(x):
-        inner = unpack_nested(tensors, outs, options)
-        return inner.restore(run_scan(inner.tensors, inner.outs, inner.options))  # type: ignore[no-any-return]
-    found = _run_natively(tensors, outs, options)
-    if found is not None:
-        return found  # type: ignore[no-any-return]
-    *_, chunk = options
+        return LATE["scanops.distributed"].scan_placement(
+            placement,
+            op,
+            x,
+            dim,
+            outs,
+            mask=mask,
+            gate=gate,
+            initial=initial,
+            segment_starts=segment_starts,
+            offsets=offsets,
+            reverse=reverse,
+            exclusive=exclusive,
+            return_final=return_final,
+            dtype=dtype,
+            accumulate=accumulate,
+            complete=complete,
+            chunk=chunk,
+        )
+    # Dynamo cannot look into C++; calls under other tracers it leaves to Python.
+    if outs[0] is None and (serve := native.serve) is not None and not is_dynamo_compiling():
+        found = serve(
+            x=x,
+            mask=mask,
+            gate=gate,
+            initial=initial,
+            starts=segment_starts,
+            offsets=offsets,
+            op=op,
+            dim=dim,
+            reverse=reverse,
+            exclusive=exclusive,
+            final=return_final,
+            dtype=dtype,
+            accumulate=accumulate,
+            complete=complete,
+            chunk=chunk,
+        )
+        if found is not None:
+            return found
+    call = Call(
+        op,
+        dim,
+        reverse=reverse,
+        exclusive=exclusive,
+        final=True if isinstance(return_final, str) and return_final == "segments" else return_final,
+        per_segment=isinstance(return_final, str) and return_final == "segments",
+        dtype=dtype,
+        accumulate=accumulate,
+        complete=complete,
+        chunk=chunk,
+    )
+    inputs = Inputs(x, mask, gate, segment_starts, offsets, initial)  # type: ignore[arg-type]
+    if type(x) is not Tensor and is_jagged(x):
+        return _run_values(unpack_nested(call, inputs, outs))
     if chunk is None:
-        return _run_plain(tensors, outs, options)  # type: ignore[no-any-return]
-    inner = split_chunks(tensors, outs, options)
-    result = inner.restore(_run_plain(inner.tensors, inner.outs, inner.options))
-    if inner.tensors[0] is not x:
-        learn_chunks(tensors, options, inner, result)
-    return result  # type: ignore[no-any-return]
+        return _run_plain(call, inputs, outs)
+    view = split_chunks(call, inputs, outs)
+    result = view.restore(_run_plain(view.call, view.inputs, view.outs))
+    if view.inputs.x is not x:
+        register_chunks(call, inputs, view, result)
+    return result
 
 
-def _run_plain(tensors: tuple[Any, ...], outs: Tensors, options: tuple[Any, ...]) -> Any:
+def _run_values(plain: PlainCall) -> Any:
+    """Return the results for a nested tensor, from the call on its values."""
+    call, inputs = plain.call, plain.inputs
+    found = run_scan(
+        call.op,
+        inputs.x,
+        call.dim,
+        plain.outs,
+        mask=inputs.mask,
+        gate=inputs.gate,
+        initial=inputs.initial,
+        segment_starts=inputs.starts,
+        offsets=inputs.offsets,
+        reverse=call.reverse,
+        exclusive=call.exclusive,
+        return_final="segments" if call.per_segment else call.final,
+        dtype=call.dtype,
+        accumulate=call.accumulate,
+        complete=call.complete,
+        chunk=call.chunk,
+    )
+    return plain.restore(found)
+
+
+def _run_plain(call: Call, inputs: Inputs, outs: Tensors) -> Any:
     """Return the results of ``run_scan`` for a scan of plain tensors, whose chunks are not a view."""
-    call, given, eager = call_of(tensors, outs, options)
-    found = run_call(call, given, outs, eager=eager)
-    if call.per_segment and options[4] is True and getattr(given.initial, "ndim", 0) == 0:  # which is of all segments
-        assert given.offsets is not None
-        found = (*found[:-1], select_last(found[-1], given.offsets, call.dim, call.reverse))
+    of_line = call.final and not call.per_segment  # whether a carry-out is asked for, but not one for each segment
+    call, eager = resolve_call(call, inputs, outs)
+    found = run_call(call, inputs, outs, eager=eager)
+    if call.per_segment and of_line and getattr(inputs.initial, "ndim", 0) == 0:  # which is of all segments
+        assert inputs.offsets is not None
+        found = (*found[:-1], select_last(found[-1], inputs.offsets, call.dim, call.reverse))
     return found if call.final or len(outs) > 1 else found[0]
-
-
-def _run_natively(tensors: tuple[Any, ...], outs: Tensors, options: tuple[Any, ...]) -> Any:
-    """Return the results of a call that C++ has learnt, None for others.
-
-    Dynamo cannot look into C++; calls under other tracers it leaves to Python.
-    """
-    if outs[0] is None and native.served is not None and not is_dynamo_compiling():
-        return native.served(tensors, options)
-    return None
 
 
 @overload
@@ -169,12 +246,44 @@ def scan(
     (2016); rows split over blocks combine published tile aggregates in a fixed order, whatever the timing.
     """
     if map is not None or then is not None or isinstance(x, tuple | list) or not isinstance(op, str):
-        others: dict[str, object] = {"initial": initial, "return_final": return_final, "complete": complete, "out": out}
-        others |= {"segment_starts": segment_starts, "offsets": offsets, "chunk": chunk, "accumulate": accumulate}
-        return scan_fused(x, op, dim, map, then, mask, reverse, exclusive, dtype, sum, finish, others)
-    tensors = (x, mask, None, segment_starts, offsets, initial)
-    options = (plain_name(op), dim, reverse, exclusive, return_final, dtype, accumulate, complete, chunk)
-    return run_scan(tensors, (out,), options)
+        return scan_fused(
+            x,
+            op,
+            dim,
+            map=map,
+            then=then,
+            sum=sum,
+            finish=finish,
+            mask=mask,
+            reverse=reverse,
+            exclusive=exclusive,
+            initial=initial,
+            return_final=return_final,
+            complete=complete,
+            segment_starts=segment_starts,
+            offsets=offsets,
+            chunk=chunk,
+            dtype=dtype,
+            accumulate=accumulate,
+            out=out,
+        )
+    return run_scan(  # type: ignore[no-any-return]
+        plain_name(op),
+        x,  # type: ignore[arg-type]  # no sequence, beside the name of an operator
+        dim,
+        (out,),
+        mask=mask,
+        initial=initial,
+        segment_starts=segment_starts,
+        offsets=offsets,
+        reverse=reverse,
+        exclusive=exclusive,
+        return_final=return_final,
+        dtype=dtype,
+        accumulate=accumulate,
+        complete=complete,
+        chunk=chunk,
+    )
 
 
 @overload
@@ -266,9 +375,23 @@ def cumsum(
     Source: one-pass scans follow Merrill and Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back"
     (2016); rows split over blocks combine published tile aggregates in a fixed order, whatever the timing.
     """
-    tensors = (x, mask, None, segment_starts, offsets, initial)
-    options = ("sum", dim, reverse, exclusive, return_final, dtype, accumulate, complete, chunk)
-    return run_scan(tensors, (out,), options)
+    return run_scan(  # type: ignore[no-any-return]
+        "sum",
+        x,
+        dim,
+        (out,),
+        mask=mask,
+        initial=initial,
+        segment_starts=segment_starts,
+        offsets=offsets,
+        reverse=reverse,
+        exclusive=exclusive,
+        return_final=return_final,
+        dtype=dtype,
+        accumulate=accumulate,
+        complete=complete,
+        chunk=chunk,
+    )
 
 
 @overload
@@ -367,6 +490,20 @@ def linear_scan(
     and Their Applications" (1990), section 1.4.
     """
     x, gate, dtype = prepare_recurrence(a, b, mask, dtype, accumulate, out)
-    tensors = (x, mask, gate, segment_starts, offsets, initial)
-    options = ("linear", dim, reverse, exclusive, return_final, dtype, accumulate, complete, None)
-    return run_scan(tensors, (out,), options)
+    return run_scan(  # type: ignore[no-any-return]
+        "linear",
+        x,
+        dim,
+        (out,),
+        mask=mask,
+        gate=gate,
+        initial=initial,
+        segment_starts=segment_starts,
+        offsets=offsets,
+        reverse=reverse,
+        exclusive=exclusive,
+        return_final=return_final,
+        dtype=dtype,
+        accumulate=accumulate,
+        complete=complete,
+    )

@@ -189,7 +189,7 @@ class Registration:
 
         self._library.impl(operator, kernel, key, with_keyset=True)  # type: ignore[no-untyped-call]
         if patch is not None:
-            patch.install(Call(row.name, 0).options(), form == "default", make is _at_autograd, small, OPEN, blocks)
+            patch.install(Call(row.name, 0), form == "default", make is _at_autograd, small, OPEN, blocks)
             self._native.append(patch)
         self._places.append((operator, key))
 

@@ -11,10 +11,11 @@ from scanops.api import run_scan
 from scanops.errors import UnsupportedRequest
 from scanops.fallback.reductions import reduce_segments
 from scanops.keywords import Ends, Final, Pair, ValuesAndIndices
-from scanops.ops.dispatch import call_of, is_followed, plain_name
+from scanops.ops.dispatch import is_followed, plain_name, resolve_call
 from scanops.requests import checks
+from scanops.requests.call import Call
 from scanops.requests.placement import OPEN
-from scanops.requests.request import check_request
+from scanops.requests.request import Inputs, check_request
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -94,9 +95,23 @@ def cumprod(
     Source: one-pass scans follow Merrill and Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back"
     (2016); rows split over blocks combine published tile aggregates in a fixed order, whatever the timing.
     """
-    tensors = (x, mask, None, segment_starts, offsets, initial)
-    options = ("prod", dim, reverse, exclusive, return_final, dtype, accumulate, complete, chunk)
-    return run_scan(tensors, (out,), options)
+    return run_scan(  # type: ignore[no-any-return]
+        "prod",
+        x,
+        dim,
+        (out,),
+        mask=mask,
+        initial=initial,
+        segment_starts=segment_starts,
+        offsets=offsets,
+        reverse=reverse,
+        exclusive=exclusive,
+        return_final=return_final,
+        dtype=dtype,
+        accumulate=accumulate,
+        complete=complete,
+        chunk=chunk,
+    )
 
 
 @overload
@@ -166,9 +181,23 @@ def logcumsumexp(
     Source: the (greatest, scaled sum) pair is the online normaliser of Milakov and Gimelshein, "Online normalizer
     calculation for softmax" (2018); here the sum leaves out the maximum's own 1, which preserves small terms.
     """
-    tensors = (x, mask, None, segment_starts, offsets, initial)
-    options = ("logcumsumexp", dim, reverse, exclusive, return_final, dtype, accumulate, complete, chunk)
-    return run_scan(tensors, (out,), options)
+    return run_scan(  # type: ignore[no-any-return]
+        "logcumsumexp",
+        x,
+        dim,
+        (out,),
+        mask=mask,
+        initial=initial,
+        segment_starts=segment_starts,
+        offsets=offsets,
+        reverse=reverse,
+        exclusive=exclusive,
+        return_final=return_final,
+        dtype=dtype,
+        accumulate=accumulate,
+        complete=complete,
+        chunk=chunk,
+    )
 
 
 @overload
@@ -240,8 +269,21 @@ def cummax(
     Source: pairs of a value and its index under the order of both are associative: Blelloch, "Prefix Sums and Their
     Applications" (1990).
     """
-    tensors = (x, mask, None, segment_starts, offsets, initial)
-    return _extreme("cummax", tensors, dim, reverse, exclusive, return_final, out)
+    outs = _pair_of("cummax", out)
+    found = run_scan(
+        "cummax",
+        x,
+        dim,
+        outs,
+        mask=mask,
+        initial=initial,
+        segment_starts=segment_starts,
+        offsets=offsets,
+        reverse=reverse,
+        exclusive=exclusive,
+        return_final=return_final,
+    )
+    return _name_results(found)  # type: ignore[no-any-return]
 
 
 @overload
@@ -313,13 +355,25 @@ def cummin(
     Source: pairs of a value and its index under the order of both are associative: Blelloch, "Prefix Sums and Their
     Applications" (1990).
     """
-    tensors = (x, mask, None, segment_starts, offsets, initial)
-    return _extreme("cummin", tensors, dim, reverse, exclusive, return_final, out)
+    outs = _pair_of("cummin", out)
+    found = run_scan(
+        "cummin",
+        x,
+        dim,
+        outs,
+        mask=mask,
+        initial=initial,
+        segment_starts=segment_starts,
+        offsets=offsets,
+        reverse=reverse,
+        exclusive=exclusive,
+        return_final=return_final,
+    )
+    return _name_results(found)  # type: ignore[no-any-return]
 
 
-def _extreme(
-    op: str, tensors: tuple[Any, ...], dim: int, reverse: bool, exclusive: bool, return_final: Final, out: Pair | None
-) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
+def _pair_of(op: str, out: Pair | None) -> tuple[Tensor | None, ...]:
+    """Return the caller's tensors for values and for indices."""
     if not (out is None or (isinstance(out, tuple | list) and len(out) == 2)):
         raise UnsupportedRequest(
             f"{op}: out must be a pair of tensors",
@@ -327,11 +381,13 @@ def _extreme(
             value=f"out is a {type(out).__name__}" + (f" of {len(out)}" if isinstance(out, tuple | list) else ""),
             hint="pass out=(torch.empty_like(x), torch.empty_like(x, dtype=torch.int64))",
         )
-    # no dtype, the default accumulator, neither complete nor in chunks
-    options = (op, dim, reverse, exclusive, return_final, None, None, False, None)
-    found: Any = run_scan(tensors, tuple(out or (None, None)), options)
+    return tuple(out or (None, None))
+
+
+def _name_results(found: tuple[Tensor, ...]) -> Any:
+    """Return values and indices as a public function does, in a pair with the carry-out if there is one."""
     pair = ValuesAndIndices(*found[:2])
-    return (pair, found[2]) if return_final else pair
+    return (pair, found[2]) if len(found) > 2 else pair
 
 
 def reduce_by_key(
@@ -387,12 +443,11 @@ def reduce_by_key(
     unique, counts = torch.unique_consecutive(keys, return_counts=True)
     # and an empty run, as offsets name one segment at least
     offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0), counts.new_full((1,), len(keys))])
-    options = (op, dim, False, False, "segments", dtype, None, False, None)
-    tensors = (x, mask, None, None, offsets, None)
-    call, given, eager = call_of(tensors, (None,), options)
+    given = Inputs(x, mask, offsets=offsets)
+    call, eager = resolve_call(Call(op, dim, final=True, per_segment=True, dtype=dtype), given, (None,))
     if not (eager or OPEN or is_followed(given) or given.differentiates):
         found = reduce_segments(check_request(call, given), counts)
         if found is not None:
             return unique, found
-    y, final = run_scan(tensors, (None,), options)
+    y, final = run_scan(op, x, dim, (None,), mask=mask, offsets=offsets, return_final="segments", dtype=dtype)
     return unique, final.narrow(dim, 0, len(unique)).to(y.dtype)

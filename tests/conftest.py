@@ -190,7 +190,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
     """
     native = sys.modules.get("scanops.runtime.native")
     if native is not None and not item.get_closest_marker("gpu"):
-        native.served = None  # type: ignore[attr-defined]
+        native.serve = None  # type: ignore[attr-defined]
     if item.get_closest_marker("gpu"):
         import torch
 

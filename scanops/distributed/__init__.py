@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from scanops.distributed.groups import Group, group_of
+from scanops.distributed.groups import group_of
 from scanops.distributed.sharded_scan import scan_sharded
 from scanops.errors import UnsupportedRequest
 from scanops.forks import LATE, load_late
@@ -30,7 +31,12 @@ from scanops.runtime import native
 __all__ = ["cummax", "cummin", "cumprod", "cumsum", "exscan", "linear_scan", "logcumsumexp", "scan", "sharded"]
 
 
-How = tuple[str, str | None]  # method and spans
+class How(NamedTuple):
+    """The keywords of this package's functions: the ranks that share a line, and how."""
+
+    group: Any
+    method: str
+    spans: str | None
 
 
 def __dir__() -> list[str]:
@@ -110,9 +116,23 @@ def scan(
     Source: Blelloch, "Prefix Sums and Their Applications" (1990), section 1.3: each processor reduces its part, the
     sums are scanned, and each scans its part from there.
     """
-    tensors = (x, mask, None, segment_starts, offsets, initial)
-    options = (op, dim, reverse, exclusive, return_final, dtype, accumulate)
-    return _scan("scan", tensors, options, group, (method, spans))
+    found = _scan(
+        "scan",
+        op,
+        x,
+        dim,
+        How(group, method, spans),
+        mask=mask,
+        initial=initial,
+        segment_starts=segment_starts,
+        offsets=offsets,
+        reverse=reverse,
+        exclusive=exclusive,
+        return_final=return_final,
+        dtype=dtype,
+        accumulate=accumulate,
+    )
+    return found if len(found) > 1 else found[0]  # type: ignore[return-value]
 
 
 def cumsum(
@@ -165,9 +185,23 @@ def cumsum(
         tensor([1., 2., 3.])
         >>> dist.destroy_process_group()
     """
-    tensors = (x, mask, None, segment_starts, offsets, initial)
-    options = ("sum", dim, reverse, exclusive, return_final, dtype, accumulate)
-    return _scan("cumsum", tensors, options, group, (method, spans))
+    found = _scan(
+        "cumsum",
+        "sum",
+        x,
+        dim,
+        How(group, method, spans),
+        mask=mask,
+        initial=initial,
+        segment_starts=segment_starts,
+        offsets=offsets,
+        reverse=reverse,
+        exclusive=exclusive,
+        return_final=return_final,
+        dtype=dtype,
+        accumulate=accumulate,
+    )
+    return found if len(found) > 1 else found[0]  # type: ignore[return-value]
 
 
 def cumprod(
@@ -220,9 +254,23 @@ def cumprod(
         tensor([1., 2., 6.])
         >>> dist.destroy_process_group()
     """
-    tensors = (x, mask, None, segment_starts, offsets, initial)
-    options = ("prod", dim, reverse, exclusive, return_final, dtype, accumulate)
-    return _scan("cumprod", tensors, options, group, (method, spans))
+    found = _scan(
+        "cumprod",
+        "prod",
+        x,
+        dim,
+        How(group, method, spans),
+        mask=mask,
+        initial=initial,
+        segment_starts=segment_starts,
+        offsets=offsets,
+        reverse=reverse,
+        exclusive=exclusive,
+        return_final=return_final,
+        dtype=dtype,
+        accumulate=accumulate,
+    )
+    return found if len(found) > 1 else found[0]  # type: ignore[return-value]
 
 
 def logcumsumexp(
@@ -275,9 +323,23 @@ def logcumsumexp(
         tensor([0.0000, 0.6931])
         >>> dist.destroy_process_group()
     """
-    tensors = (x, mask, None, segment_starts, offsets, initial)
-    options = ("logcumsumexp", dim, reverse, exclusive, return_final, dtype, accumulate)
-    return _scan("logcumsumexp", tensors, options, group, (method, spans))
+    found = _scan(
+        "logcumsumexp",
+        "logcumsumexp",
+        x,
+        dim,
+        How(group, method, spans),
+        mask=mask,
+        initial=initial,
+        segment_starts=segment_starts,
+        offsets=offsets,
+        reverse=reverse,
+        exclusive=exclusive,
+        return_final=return_final,
+        dtype=dtype,
+        accumulate=accumulate,
+    )
+    return found if len(found) > 1 else found[0]  # type: ignore[return-value]
 
 
 def linear_scan(
@@ -334,9 +396,24 @@ def linear_scan(
         tensor([1.0000, 1.5000, 1.7500])
         >>> dist.destroy_process_group()
     """
-    tensors = (b, mask, a, segment_starts, offsets, initial)
-    options = ("linear", dim, reverse, exclusive, return_final, dtype, accumulate)
-    return _scan("linear_scan", tensors, options, group, (method, spans))
+    found = _scan(
+        "linear_scan",
+        "linear",
+        b,
+        dim,
+        How(group, method, spans),
+        mask=mask,
+        gate=a,
+        initial=initial,
+        segment_starts=segment_starts,
+        offsets=offsets,
+        reverse=reverse,
+        exclusive=exclusive,
+        return_final=return_final,
+        dtype=dtype,
+        accumulate=accumulate,
+    )
+    return found if len(found) > 1 else found[0]  # type: ignore[return-value]
 
 
 def cummax(
@@ -388,9 +465,22 @@ def cummax(
         tensor([1., 3., 3.])
         >>> dist.destroy_process_group()
     """
-    tensors = (x, mask, None, segment_starts, offsets, initial)
-    options = ("cummax", dim, reverse, exclusive, return_final, None, None)
-    return _scan_extreme("cummax", tensors, options, group, (method, spans))
+    values, indices, *final = _scan(
+        "cummax",
+        "cummax",
+        x,
+        dim,
+        How(group, method, spans),
+        mask=mask,
+        initial=initial,
+        segment_starts=segment_starts,
+        offsets=offsets,
+        reverse=reverse,
+        exclusive=exclusive,
+        return_final=return_final,
+    )
+    pair = ValuesAndIndices(values, indices)
+    return (pair, final[0]) if final else pair
 
 
 def cummin(
@@ -442,9 +532,22 @@ def cummin(
         tensor([1., 1., 1.])
         >>> dist.destroy_process_group()
     """
-    tensors = (x, mask, None, segment_starts, offsets, initial)
-    options = ("cummin", dim, reverse, exclusive, return_final, None, None)
-    return _scan_extreme("cummin", tensors, options, group, (method, spans))
+    values, indices, *final = _scan(
+        "cummin",
+        "cummin",
+        x,
+        dim,
+        How(group, method, spans),
+        mask=mask,
+        initial=initial,
+        segment_starts=segment_starts,
+        offsets=offsets,
+        reverse=reverse,
+        exclusive=exclusive,
+        return_final=return_final,
+    )
+    pair = ValuesAndIndices(values, indices)
+    return (pair, final[0]) if final else pair
 
 
 def exscan(
@@ -492,63 +595,101 @@ def exscan(
 
     Source: MPI: A Message-Passing Interface Standard, section "Scan", MPI_Exscan.
     """
-    options = (op, 0, reverse, not inclusive, return_final, dtype, accumulate)
-    tensors = (x.unsqueeze(0), None, None, None, None, initial)
-    found = _scan("scan", tensors, options, group, (method, None))
-    return (found[0].squeeze(0), found[1]) if isinstance(found, tuple) else found.squeeze(0)
+    found = _scan(
+        "scan",
+        op,
+        x.unsqueeze(0),
+        0,
+        How(group, method, None),
+        initial=initial,
+        reverse=reverse,
+        exclusive=not inclusive,
+        return_final=return_final,
+        dtype=dtype,
+        accumulate=accumulate,
+    )
+    return (found[0].squeeze(0), found[1]) if len(found) > 1 else found[0].squeeze(0)
 
 
-def _scan(who: str, tensors: tuple[Any, ...], options: tuple[Any, ...], group: Any, how: How) -> Tensor | Pair:
-    found = _scan_all(who, tensors, options, group, how)
-    return found if len(found) > 1 else found[0]  # type: ignore[return-value]
-
-
-def _scan_extreme(
-    who: str, tensors: tuple[Any, ...], options: tuple[Any, ...], group: Any, how: How
-) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
-    values, indices, *final = _scan_all(who, tensors, options, group, how)
-    pair = ValuesAndIndices(values, indices)
-    return (pair, final[0]) if final else pair
-
-
-def _scan_all(who: str, tensors: tuple[Any, ...], options: tuple[Any, ...], group: Any, how: How) -> tuple[Tensor, ...]:
-    """Return the results of a public function, of local tensors or of DTensors."""
-    if type(tensors[0]).__name__ == "DTensor" or type(tensors[2]).__name__ == "DTensor":
-        load_late("scanops.distributed.placed")  # which takes long to import
-        scan_placed = LATE["scanops.distributed.placed"].scan_placed
-        call, given = _call_of(who, tensors, options)
-        found: tuple[Tensor, ...] = scan_placed(call, given, *how, group)
-        return found
-    return _scan_local(who, tensors, options, group_of(group), how)
-
-
-def _scan_local(
-    who: str, tensors: tuple[Any, ...], options: tuple[Any, ...], group: Group, how: How
+def _scan(
+    function: str,
+    op: str,
+    x: Tensor,
+    dim: int,
+    how: How,
+    *,
+    mask: Tensor | None = None,
+    gate: Any = None,
+    initial: Any = None,
+    segment_starts: Tensor | None = None,
+    offsets: Tensor | None = None,
+    reverse: bool = False,
+    exclusive: bool = False,
+    return_final: Any = False,
+    dtype: torch.dtype | None = None,
+    accumulate: torch.dtype | str | None = None,
 ) -> tuple[Tensor, ...]:
-    asked = (who, *how, *options)
-    if native.served_linked is not None and how[0] != "twopass" and not is_compiling():
-        served = native.served_linked(tensors, asked, group)
-        if served is not None:
-            return served
-    return scan_sharded(who, *_call_of(who, tensors, options, Sharding(group, *how)), asked)
+    """Return the results of a public function, which nothing has checked yet: by C++ after such a call."""
+    on_mesh = type(x).__name__ == "DTensor" or type(gate).__name__ == "DTensor"
+    if not on_mesh:
+        how = How(group_of(how.group), how.method, how.spans)
+        if native.serve is not None and how.method != "twopass" and not is_compiling():
+            served: tuple[Tensor, ...] | None = native.serve(
+                x=x,
+                mask=mask,
+                gate=gate,
+                initial=initial,
+                starts=segment_starts,
+                offsets=offsets,
+                op=op,
+                dim=dim,
+                reverse=reverse,
+                exclusive=exclusive,
+                final=return_final,
+                dtype=dtype,
+                accumulate=accumulate,
+                complete=False,
+                function=function,
+                method=how.method,
+                spans=how.spans,
+                group=how.group,
+            )
+            if served is not None:
+                return served
+    given = Call(op, dim, reverse, exclusive, return_final, dtype, accumulate)
+    call, inputs = _resolve(function, given, Inputs(x, mask, gate, segment_starts, offsets, initial))
+    if on_mesh:
+        load_late("scanops.distributed.placed")  # which takes long to import
+        found: tuple[Tensor, ...] = LATE["scanops.distributed.placed"].scan_placed(
+            call, inputs, how.method, how.spans, how.group
+        )
+        return found
+    sharding = Sharding(how.group, how.method, how.spans)
+    return scan_sharded(function, replace(call, sharding=sharding), inputs, given)
 
 
 def scan_placement(
-    placement: Placement, tensors: tuple[Any, ...], outs: tuple[Any, ...], options: tuple[Any, ...]
+    placement: Placement,
+    op: str,
+    x: Tensor,
+    dim: int,
+    outs: tuple[Tensor | None, ...],
+    *,
+    complete: bool,
+    chunk: int | None,
+    **fields: Any,
 ) -> Any:
-    """Return what a call returns that a block shards. The other arguments are ``scanops.api.run_scan``'s."""
-    *shared, complete, chunk = options
-    who, out = Call(*options[:2]).name, next((each for each in outs if each is not None), None)
+    """Return what a call returns that a block shards. The other arguments are those of ``scanops.api.run_scan``."""
+    function, out = Call(op, dim).name, next((each for each in outs if each is not None), None)
     for name, value in (("complete", complete), ("chunk", chunk), ("out", out)):
         if value is not None and value is not False:
             raise UnsupportedRequest(
-                f"{who}: {name} is not for sharded dimensions",
+                f"{function}: {name} is not for sharded dimensions",
                 allowed="mask, reverse, exclusive, initial, return_final, segment_starts, offsets, dtype, accumulate",
                 value=f"{name} given",
                 hint=_REFUSED[name],
             )
-    sharding = placement.sharding
-    found = _scan_local(who, tensors, tuple(shared), group_of(sharding.group), (sharding.method, sharding.spans))
+    found = _scan(function, op, x, dim, How(*placement.sharding), **fields)
     return found if len(found) > 1 else found[0]
 
 
@@ -585,21 +726,18 @@ def sharded(
         yield
 
 
-def _call_of(
-    who: str, tensors: tuple[Any, ...], options: tuple[Any, ...], sharding: Sharding | None = None
-) -> tuple[Call, Inputs]:
+def _resolve(function: str, call: Call, given: Inputs) -> tuple[Call, Inputs]:
     """Return a call and its tensors as the scan of one GPU has them."""
-    given = Inputs(*tensors)
     if given.initial is not None and given.offsets is not None:  # which is of each segment on one GPU
         raise UnsupportedRequest(
-            f"{who}: initial beside offsets is not for sharded dimensions",
+            f"{function}: initial beside offsets is not for sharded dimensions",
             allowed="initial beside segment_starts, which continues the line, or offsets alone",
             value="initial and offsets given",
             hint="pass segment_starts in place of offsets, or leave initial out",
         )
-    op, dim, reverse, exclusive, final, dtype, accumulate = options
-    op = plain_name(op) if who == "scan" else op
+    call = replace(call, op=plain_name(call.op)) if function == "scan" else call
     if given.gate is not None:
-        x, gate, dtype = prepare_recurrence(given.gate, given.x, given.mask, dtype, accumulate, None)
-        given = given._replace(x=x, gate=gate)
-    return Call(op, dim, reverse, exclusive, final, dtype, accumulate, sharding=sharding), given
+        a, b, mask = given.gate, given.x, given.mask
+        x, gate, dtype = prepare_recurrence(a, b, mask, call.dtype, call.accumulate, None)
+        call, given = replace(call, dtype=dtype), given._replace(x=x, gate=gate)
+    return call, given

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from scanops import recording
 from scanops.distributed.shards import reduce_pairs, scan_again
-from scanops.ops.dispatch import call_of, serve
+from scanops.ops.dispatch import resolve_call, serve
 from scanops.requests.call import Call
 from scanops.requests.request import Inputs, Tensors
 from scanops.runtime import call_cache, native
@@ -57,7 +57,7 @@ def scan(tape: Tape, call: Call, *tensors: object) -> Tensors:
     Where C++ serves calls it is asked for this one; otherwise the step is the launch that has served it.
     """
     given: Tensors = tensors  # type: ignore[assignment]
-    again, launcher = partial(scan_again, call, call.options()), None
+    again, launcher = partial(scan_again, call), None
     if call.totals:
         found, launcher = reduce_pairs(call, Inputs(*given))  # type: ignore[arg-type]
     elif call.link is not None:
@@ -65,7 +65,7 @@ def scan(tape: Tape, call: Call, *tensors: object) -> Tensors:
         found, launcher = again(*given), find_launcher(call, given)
     else:
         found = again(*given)
-        if native.served is None:
+        if native.serve is None:
             launcher = find_launcher(call, given)
     if launcher is not None and launcher.own:
         tape.record_launch(launcher, given, found)
@@ -76,10 +76,10 @@ def scan(tape: Tape, call: Call, *tensors: object) -> Tensors:
 
 def find_launcher(call: Call, tensors: Tensors) -> Launcher | None:
     """Return the launch that has served a call, if it read these tensors as they are."""
-    made, given, eager = call, Inputs(*tensors), True  # type: ignore[arg-type]
+    given, eager = Inputs(*tensors), True  # type: ignore[arg-type]
     if call.link is None:
-        made, given, eager = call_of(tensors, (None,), call.options())
-    known = call_cache.recall(made, given)[1] if eager else None
+        call, eager = resolve_call(call, given, (None,))
+    known = call_cache.recall(call, given)[1] if eager else None
     return known and known.launcher
 
 

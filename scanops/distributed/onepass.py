@@ -32,6 +32,7 @@ from scanops.ops.node import backward_pass
 from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT, line_shape
 from scanops.requests.request import Inputs, Needs, RequestKind, Tensors, check_request
+from scanops.requests.sharding import Sharding
 from scanops.runtime import native
 from scanops.runtime.launcher import Launcher
 from scanops.runtime.policies import resumed
@@ -148,7 +149,7 @@ class OnePass:
         initial: Any = given.initial  # a tensor, or a number
         assert link.order is not None
         self.order = link.order
-        self.lessons = 0, 0  # a generation of the native table, and how often that was taught this
+        self.registrations = 0, 0  # a generation of the native table, and how often it was told of this
         self._call = replace(scan.call, link=link, final=scan.final and scan.is_last, dtype=scan.result)
         self._final = SharedFinal(link, self._call, scan.carry, lines) if scan.final else None
         self._number = None if isinstance(initial, Tensor) else initial  # of the whole line, where it is one
@@ -306,7 +307,7 @@ class OnePass:
             raise
         if recipe is not None and self.adjoint is not None:
             begin = initial if entered is None else entered
-            native.learn_gradient(self.adjoint, (grad, of_final, x, mask, gate, begin, y, indices, starts), recipe)
+            native.register_gradient(self.adjoint, (grad, of_final, x, mask, gate, begin, y, indices, starts), recipe)
         of_initial = found[3]
         if self._needs[3] and of_initial is None:
             assert self._like_initial is not None
@@ -321,18 +322,19 @@ class OnePass:
 
     # ---- C++
 
-    def teach(self, asked: tuple[object, ...], given: Inputs) -> None:
-        """Let C++ serve calls like this one, which are known by ``asked``, if a launch has served it."""
+    def register(self, asked: Call, sharding: Sharding, given: Inputs) -> None:
+        """Let C++ serve calls like this one, which the user gave as ``asked``, if a launch has served it."""
         launcher = self.launcher if self._launch.is_known else None
-        if launcher is None or not launcher.own or self._number is not None or not native.should_learn(self):
+        if launcher is None or not launcher.own or self._number is not None or not native.should_register(self):
             return
-        begin, adjoint = self.note, None
+        adjoints: tuple[native.CallGradient, ...] = ()
         if self.scan.recorded:
             self.adjoint = next(native.NUMBERS)
-            adjoint = self.adjoint, self.saved_bits, self, self.begin
-        call = native.LinkedCall(begin, self.finish if self.follows else None, adjoint)
-        group, final = self.scan.group, self.scan.final
-        native.learn_linked(asked, group, given.flat, launcher, final, call)
+            needs = sum(need << place for place, need in enumerate(self._needs))
+            adjoints = (native.CallGradient(needs, self.adjoint, self.saved_bits, self, self.begin),)
+        options = {**native.options_of(asked), **sharding._asdict(), "function": self.scan.message.who}
+        link = native.LinkedCall(self.note, self.finish if self.follows else None)
+        native.register_call(options, given, launcher, final=self.scan.final, adjoints=adjoints, link=link)
 
 
 def add_neutral_items(call: Call, result: torch.dtype, given: Inputs) -> Inputs:

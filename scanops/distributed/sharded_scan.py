@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,11 +34,11 @@ class ServedCalls(dict[Any, "ServedCall"]):
     """What serves the calls of a group, by what is equal of equal calls."""
 
 
-def scan_sharded(who: str, call: Call, given: Inputs, asked: tuple[Any, ...] = ()) -> Outputs:
+def scan_sharded(who: str, call: Call, given: Inputs, asked: Call | None = None) -> Outputs:
     """Return this rank's results, and the carry-out of the whole line if the call asks for it.
 
-    ``call.sharding`` says which ranks have the line; ``who`` is the public function; ``asked`` is what C++ knows the
-    call by. Raises UnsupportedRequest, PeerMismatch or PeerLost.
+    ``call.sharding`` says which ranks have the line; ``who`` is the public function; ``asked`` is the call as the
+    user gave it, which C++ knows it by. Raises UnsupportedRequest, PeerMismatch or PeerLost.
     """
     assert call.sharding is not None and isinstance(call.sharding.group, Group)
     group = call.sharding.group
@@ -45,7 +46,7 @@ def scan_sharded(who: str, call: Call, given: Inputs, asked: tuple[Any, ...] = (
         scan = prepare(who, call, given)
         shard = shards.shard_of(call, given._replace(offsets=None), given.offsets)
         if group.size == 1 and scan.layout.width == 1:
-            return _scan_alone(call, given)
+            return _scan_alone(replace(call, sharding=None), given)
         if 0 in shard.lines:
             return _scan_nothing(scan, given)
         return scan_traced(who, scan, shard, given.initial)
@@ -107,8 +108,8 @@ def _scan_nothing(scan: Prepared, given: Inputs) -> Outputs:
 class ServedCall:
     """What serves equal calls: a prepared call, and its programs by each method."""
 
-    def __init__(self, scan: Prepared, call: Call, asked: tuple[Any, ...]) -> None:
-        self.scan, self._call, self._asked = scan, call, asked
+    def __init__(self, scan: Prepared, call: Call, asked: Call | None) -> None:
+        self.scan, self._call, self._sharding, self._asked = scan, replace(call, sharding=None), call.sharding, asked
         self.is_alone = scan.group.size == 1 and scan.layout.width == 1
         self._has_lines = 0 not in line_shape(scan.shape, scan.call.dim)
         self._is_plain = False  # whether the tensors of equal calls are read as they are
@@ -132,8 +133,8 @@ class ServedCall:
             whole = add_neutral_items(scan.call, scan.result, read) if is_empty else read
             if self._onepass is None:
                 self._onepass = OnePass(scan, link, whole)
-            if self._asked and self._is_plain and whole is read:
-                self._onepass.teach(self._asked, given)
+            if self._asked is not None and self._sharding is not None and self._is_plain and whole is read:
+                self._onepass.register(self._asked, self._sharding, given)
             found = self._onepass.run(whole)
             return (found[0].narrow(scan.call.dim, 0, 0), *found[1:]) if is_empty else found
         if self._twopass is None:

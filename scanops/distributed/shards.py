@@ -25,7 +25,7 @@ from torch.compiler import is_dynamo_compiling
 
 from scanops.codegen.operators import Operator, find_operator
 from scanops.errors import UnsupportedRequest
-from scanops.ops.dispatch import call_of, run
+from scanops.ops.dispatch import resolve_call, run
 from scanops.requests.call import Call
 from scanops.requests.checks import check_device, check_tensor
 from scanops.requests.geometry import line_shape
@@ -220,21 +220,37 @@ def is_exchanged(row: Operator) -> bool:
 
 def scan_local(call: Call, x: Tensor, **others: Tensor | complex | None) -> Any:
     """Return what the scan of one GPU gives; ``others`` are named as in ``OTHERS``."""
-    found = scan_again(call, call.options(), x, *[others.get(name) for name in OTHERS])  # type: ignore[arg-type]
+    found = scan_again(call, x, *[others.get(name) for name in OTHERS])  # type: ignore[arg-type]
     return found if call.final or find_operator(call.op).indices else found[0]
 
 
-def scan_again(call: Call, options: tuple[Any, ...], *tensors: Tensor | None) -> States:
-    """Return the scan of one GPU of x, mask, gate, starts, offsets and initial; ``options`` are those of the call."""
+def scan_again(call: Call, *tensors: Tensor | None) -> States:
+    """Return the scan of one GPU of x, mask, gate, starts, offsets and initial."""
+    given = Inputs(*tensors)  # type: ignore[arg-type]
     if call.totals:
-        return reduce_pairs(call, Inputs(*tensors))[0]  # type: ignore[arg-type]
-    if tensors[4] is None and native.served is not None and not is_dynamo_compiling():
-        found = native.served(tensors, options)
+        return reduce_pairs(call, given)[0]
+    if given.offsets is None and native.serve is not None and not is_dynamo_compiling():
+        found = native.serve(
+            x=given.x,
+            mask=given.mask,
+            gate=given.gate,
+            initial=given.initial,
+            starts=given.starts,
+            op=call.op,
+            dim=call.dim,
+            reverse=call.reverse,
+            exclusive=call.exclusive,
+            final=call.final,
+            dtype=call.dtype,
+            accumulate=call.accumulate,
+            complete=call.complete,
+            chunk=call.chunk,
+        )
         if found is not None:
             return found if isinstance(found, tuple) else (found,)
     outs = (None, None) if find_operator(call.op).indices else (None,)
-    made, given, eager = call_of(tensors, outs, options)
-    return run(made, given, outs, eager=eager)
+    call, eager = resolve_call(call, given, outs)
+    return run(call, given, outs, eager=eager)
 
 
 def reduce_pairs(call: Call, given: Inputs) -> tuple[States, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -22,14 +22,13 @@ from scanops.fusion.trace_keys import key_of
 from scanops.ops import schema
 from scanops.ops.dispatch import repeat
 from scanops.requests import checks
-from scanops.requests.call import Call
+from scanops.requests.call import Call, FusedKey
 from scanops.requests.fused import broadcast_shape
 from scanops.requests.placement import OPEN
 from scanops.requests.request import FusedInputs, check_fused
 from scanops.requests.segments import check_offsets, check_starts, flags_along, shift
 from scanops.requests.torch_state import is_symbol, runs_kernels
 from scanops.runtime import call_cache, native
-from scanops.runtime.call_cache import Key
 
 Function = Callable[..., Any]
 Tensors = tuple[torch.Tensor, ...]
@@ -39,34 +38,48 @@ def scan_fused(
     given: Any,
     op: Any,
     dim: Any,
+    *,
     map: Function | None,
     then: Function | None,
+    sum: Any,
+    finish: Function | None,
     mask: torch.Tensor | None,
     reverse: bool,
     exclusive: bool,
+    initial: Any,
+    return_final: Any,
+    complete: Any,
+    segment_starts: torch.Tensor | None,
+    offsets: torch.Tensor | None,
+    chunk: Any,
     dtype: torch.dtype | None,
-    sum: Any,
-    finish: Function | None,
-    others: Mapping[str, object],
+    accumulate: Any,
+    out: Any,
 ) -> torch.Tensor | Tensors:
     """Return what ``scanops.scan`` returns for a tuple of tensors, or with ``map``, ``then`` or ``sum``."""
     inputs = tuple(given) if isinstance(given, tuple | list) else (given,)
     own = op if isinstance(op, FieldOperator) else None
     op = op if own is None else EXPRESSIONS.name
     tensors = inputs if mask is None else (*inputs, mask)
-    starts, offsets = others["segment_starts"], others["offsets"]
+    starts, final = segment_starts, return_final
     if OPEN:
         _refuse_sharded(dim, tensors)
-    wrong, key = [name for name, value in others.items() if value is not None and value is not False], None
+    has_tensors = not (initial is None and segment_starts is None and offsets is None and out is None)
+    has_options = not (sum is None and chunk is None and accumulate is None and final is False and complete is False)
+    is_plain, trace = not (has_tensors or has_options), None
     are_tensors = len(tensors) > 0 and all([isinstance(each, torch.Tensor) for each in tensors])
     if are_tensors and not is_dynamo_compiling():
         functions = (map, then, finish, *(() if own is None else own.functions))
-        facts = (dtype, torch.get_default_dtype(), *(() if own is None else own.facts))
-        asked = (functions, facts, op, dim, reverse, exclusive, mask is not None)
-        key = _key_of(*asked)
-        if key is not None and not (wrong or sum is not None) and (answer := _repeat(key, tensors)) is not None:
-            return answer
-    initial, final, is_plain = others["initial"], others["return_final"], not wrong and sum is None
+        facts = (dtype, torch.get_default_dtype(), mask is not None, *(() if own is None else own.facts))
+        if type(op) is str and type(dim) is int and type(reverse) is bool and type(exclusive) is bool:
+            trace = _number_of(functions, facts)
+        if is_plain and trace is not None:
+            answer = _repeat(trace, tensors, op, dim, reverse, exclusive)
+            if answer is not None:
+                return answer
+    others = {"initial": initial, "return_final": final, "complete": complete, "out": out}
+    others |= {"segment_starts": starts, "offsets": offsets, "chunk": chunk, "accumulate": accumulate}
+    wrong = [name for name, value in others.items() if value is not None and value is not False]
     if own is None and not isinstance(final, str):  # which asks for those of segments
         wrong = [name for name in wrong if name not in ("initial", "return_final", "segment_starts", "offsets")]
     _check(inputs, wrong and (wrong[0], others[wrong[0]]), (map, then, finish), mask)
@@ -107,22 +120,23 @@ def scan_fused(
         options = (text, op, dim, reverse, exclusive, any_length, bool(final), summed, start)
         found = tuple(schema.FUSED(list(tensors), *options, *(() if flags is not None else (starts, offsets))))
         return _arrange(found, bool(final))
-    call = Call(op, dim, reverse, exclusive, final, dtype)  # type: ignore[arg-type]
+    call = Call(op, dim, reverse, exclusive, final, dtype)
     call.check_options()
     sums = Sums(sum is not None, finish, flags is not None, exclusive)
     row = own or find_operator(op)
-    facts = (kinds, mask is not None, dtype)
-    fusion, key = find_fusion(key, lambda: _key_of(*asked), map, then, row, *facts, sums=sums)
+    traced = (map, then, row, kinds, mask is not None, dtype)
+    fusion, trace = find_fusion(trace, lambda: _number_of(functions, facts), *traced, sums=sums)
     x, *further = tensors
     segments = (starts, offsets) if flags is None else ()
-    read = FusedInputs(x, tuple(further), initial, *segments)  # type: ignore[arg-type]
+    read = FusedInputs(x, tuple(further), initial, *segments)
     call = replace(call, fusion=fusion, summed=() if sum is None else sum)
     call, read = check_fused(call, read)
-    found = run_call(call, read, known_as=key if is_plain else None)
+    key = None if trace is None or not is_plain else FusedKey(trace, op, dim, reverse, exclusive)
+    found = run_call(call, read, fused_key=key)
     if (
         call.final and reverse and flags is not None and starts is not None
     ):  # a segment that ends with the line carries nothing out
-        ends = starts.expand(shape).select(call.dim, 0)  # type: ignore[attr-defined]
+        ends = starts.expand(shape).select(call.dim, 0)
         found = (*found[:-1], torch.where(ends, torch.zeros_like(found[-1]), found[-1]))
     return _arrange(found, bool(final))
 
@@ -170,26 +184,33 @@ def _number(seen: tuple[Any, ...]) -> int:
     return next(_numbers)
 
 
-def _key_of(functions: tuple[Any, ...], facts: tuple[Any, ...], *options: Any) -> Key | None:
-    """Return a key, as C++ reads keys, that is equal for equal scans of equal tensors; None: that cannot be told."""
-    if [type(each) for each in options] != [str, int, bool, bool, bool] or not isinstance(facts[0], torch.dtype | None):
+def _number_of(functions: tuple[Any, ...], facts: tuple[Any, ...]) -> int | None:
+    """Return a number that is equal for equal functions, and for equal facts beside them; None: that cannot be told."""
+    if not isinstance(facts[0], torch.dtype | None):
         return None
-    keys = [None if each is None else key_of(each) for each in functions]
-    if [each is None for each in keys] != [each is None for each in functions]:
-        return None
-    return (_number((*keys, *facts)), *options)
+    keys: list[Any] = []
+    for each in functions:
+        key = None if each is None else key_of(each)
+        if key is None and each is not None:
+            return None
+        keys.append(key)
+    return _number((*keys, *facts))
 
 
-def _repeat(key: Key, tensors: Tensors) -> torch.Tensor | Tensors | None:
+def _repeat(
+    trace: int, tensors: Tensors, op: str, dim: int, reverse: bool, exclusive: bool
+) -> torch.Tensor | Tensors | None:
     """Return the outputs of a call like one before it: by C++, or by the launch that served that; None: not yet."""
-    if native.served is not None:
-        answer = native.served(native.slots(tensors), key)
+    x, further = tensors[0], tensors[1:]
+    if native.serve is not None:
+        answer: torch.Tensor | Tensors | None = native.serve(
+            x=x, further=further, op=op, dim=dim, reverse=reverse, exclusive=exclusive, trace=trace
+        )
         if answer is not None:
             return answer
     if not runs_kernels(tensors):
         return None
-    x, *further = tensors
-    given = FusedInputs(x, tuple(further))
+    key, given = FusedKey(trace, op, dim, reverse, exclusive), FusedInputs(x, further)
     known = call_cache.recall(key, given)[1]
     if known is None:
         return None

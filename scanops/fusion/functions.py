@@ -45,8 +45,8 @@ _TRACES: dict[tuple[Any, ...], Fusion] = {}
 
 
 def find_fusion(
-    key: Any,
-    read_key: Callable[[], Any],
+    trace: int | None,
+    read_trace: Callable[[], int | None],
     map: Any,
     then: Any,
     row: Operator | FieldOperator,
@@ -55,24 +55,24 @@ def find_fusion(
     dtype: Any,
     *,
     sums: Sums,
-) -> tuple[Fusion, Any]:
-    """Return what ``trace_fusion`` returns, of an equal call if there was one, and the key to know the call by.
+) -> tuple[Fusion, int | None]:
+    """Return what ``trace_fusion`` returns, of an equal call if there was one, and the number to know the call by.
 
-    That is ``key``, which begins with the number of what the functions read; None where they are to be traced at every
-    call, as those are that something changed while they ran: ``read_key`` returns another key then.
+    That is ``trace``, the number of what the functions read; None where they are to be traced at every call, as those
+    are that something changed while they ran: ``read_trace`` returns another number then.
     """
     own = (row.name, kinds, masked, dtype, sums._replace(finish=None), torch.get_default_dtype())
-    place = None if key is None else (key[0], *own)
+    place = None if trace is None else (trace, *own)
     found = None if place is None else _TRACES.get(place)
     if found is not None:
-        return found, key
+        return found, trace
     found = trace_fusion(map, then, row, kinds, masked, dtype, sums)
-    if place is None or read_key() != key:
+    if place is None or read_trace() != trace:
         return found, None
     if len(_TRACES) >= _MOST:
         _TRACES.clear()
     _TRACES[place] = found
-    return found, key
+    return found, trace
 
 
 def trace_fusion(

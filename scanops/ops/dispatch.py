@@ -26,7 +26,7 @@ from scanops.ops.fused import FusedPass, Scan, record_fused
 from scanops.ops.node import ScanFunction, apply_operator, backward_pass, by_torch
 from scanops.ops.schema import Outputs
 from scanops.ops.summed_pass import SummedPass, compute_summed
-from scanops.requests.call import Call
+from scanops.requests.call import Call, FusedKey
 from scanops.requests.checks import check_readable, check_tensor, number_tensor, scalar_of, whole_dim
 from scanops.requests.packed_sequences import PlainCall, is_jagged
 from scanops.requests.promotion import multiplies, promote_scalars, result_dtype, scalar_dtype
@@ -52,26 +52,22 @@ from scanops.torch_private import at_tracing, count_modes
 AnyInputs = Inputs | FusedInputs
 
 
-def call_of(tensors: tuple[Any, ...], outs: Tensors, options: tuple[Any, ...]) -> tuple[Call, Inputs, bool]:
-    """Return the call and the tensors of a public function, and whether this is eager code that kernels may serve.
+def resolve_call(call: Call, given: Inputs, outs: Tensors) -> tuple[Call, bool]:
+    """Return a public function's call with what follows from its tensors, and whether it is eager code for kernels.
 
-    Nothing is checked yet. The arguments are those of ``scanops.api.run_scan``.
+    Nothing is checked yet. ``call.per_segment`` says that carry-outs of segments are asked for; carry-ins may be, too.
     """
-    op, dim, reverse, exclusive, final, *others = options
-    given = Inputs(*tensors)
-    every, rank = type(final) is str and final == "segments", getattr(given.x, "ndim", 0)
-    carried = given.offsets is not None and given.initial is not None and rank > 0
-    if carried:
-        check_carry_in(op, given.initial, rank)
-    per_segment = every or carried
-    dim = dim if type(dim) is int else whole_dim(dim)
-    call = Call(op, dim, reverse, exclusive, every or final, *others)
-    call = replace(call, per_segment=per_segment) if per_segment else call
+    rank = getattr(given.x, "ndim", 0)
+    if given.offsets is not None and given.initial is not None and rank > 0:
+        check_carry_in(call.op, given.initial, rank)
+        call = replace(call, per_segment=True)
+    if type(call.dim) is not int:
+        call = replace(call, dim=whole_dim(call.dim))
     eager = runs_kernels(given.flat)
     plain = all([out is None for out in outs])
     if torch.is_autocast_enabled("cuda") and plain and call.dtype is None and (eager or is_followed(given.flat)):
         call = replace(call, dtype=autocast(call.op, given.x))
-    return call, given, eager
+    return call, eager
 
 
 def plain_name(op: Any) -> Any:
@@ -163,16 +159,16 @@ def run(
     outs: Tensors = (),
     *,
     eager: bool | None = None,
-    known_as: call_cache.Key | None = None,
+    fused_key: FusedKey | None = None,
 ) -> Outputs:
     """Return result, indices and carry-out, as far as they are asked for, by what the state of torch asks for.
 
     A kernel, one operator where torch follows the code, or PyTorch's operators. ``eager``: whether kernels may read the
-    tensors, as ``runs_kernels`` says. ``known_as``: what a fused call is known by before its functions are traced.
+    tensors, as ``runs_kernels`` says. ``fused_key``: what a fused call is known by before its functions are traced.
     """
     eager = runs_kernels(given.flat) if eager is None else eager
     if eager:
-        return serve(call, given, outs, eager=True, known_as=known_as)
+        return serve(call, given, outs, eager=True, fused_key=fused_key)
     if is_plain_memory(given.flat) and given.differentiates:
         return _record(call, given, outs)
     if isinstance(given, FusedInputs):
@@ -289,20 +285,20 @@ def serve(
     *,
     eager: bool,
     record: Callable[..., Outputs] | None = None,
-    known_as: call_cache.Key | None = None,
+    fused_key: FusedKey | None = None,
 ) -> Outputs:
     """Return result, indices and carry-out, as far as they are asked for, by a kernel or by the fallback.
 
-    ``eager`` and ``known_as`` are those of ``run``. ``record``: what makes the node of autograd, in place of
+    ``eager`` and ``fused_key`` are those of ``run``. ``record``: what makes the node of autograd, in place of
     ``ScanFunction.record``.
     """
     if isinstance(given, FusedInputs) and call.summed:
         return _serve_summed(_recall_kind(call, given), given, eager=eager)
     key = None
     if eager and all([out is None for out in outs]):
-        key, known = call_cache.recall(known_as or call, given)
+        key, known = call_cache.recall(fused_key or call, given)
         if known is not None:
-            return repeat(known_as or call, given, known, record)
+            return repeat(fused_key or call, given, known, record)
     request = check_request(call, given, outs)
     if not eager:
         if request.x.is_cpu and call.fusion is None:  # whose plain scan is counted
@@ -318,7 +314,7 @@ def serve(
 
 
 def repeat(
-    asked: Call | call_cache.Key,
+    asked: Call | FusedKey,
     given: AnyInputs,
     known: call_cache.Known,
     record: Callable[..., Outputs] | None = None,
@@ -331,13 +327,14 @@ def repeat(
     call = known.kind.request.call
     if given.offsets is not None:  # the key has their shape, not their values
         check_offsets(call.name, given.offsets, given.x.expand(known.kind.request.shape), call.dim)
-    if known.launcher.own and not call.per_segment and call.link is None and native.should_learn(known.launcher):
+    if known.launcher.own and not call.per_segment and call.link is None and native.should_register(known.launcher):
         if not isinstance(asked, Call):
-            native.learn(asked, given.flat, known.launcher)
+            native.register_call(asked._asdict(), given, known.launcher)
         elif isinstance(given, Inputs):  # its backward passes are asked for by no key that C++ reads
             forward_only = call.complete or given.offsets is not None
-            parts = () if forward_only else adjoints(known.kind, given)
-            native.learn(asked.options(), given.flat, known.launcher, call.final, parts)
+            parts = () if forward_only else list_adjoints(known.kind, given)
+            options = native.options_of(asked)
+            native.register_call(options, given, known.launcher, final=call.final, adjoints=parts)
     return _compute(known, given, record)
 
 
@@ -385,22 +382,25 @@ def record_fused_call(kind: RequestKind, given: FusedInputs, compute: Scan, *, s
     return compose(kind.request.call, given, run) if found is None else found
 
 
-def learn_chunks(tensors: tuple[Any, ...], options: tuple[Any, ...], view: PlainCall, result: Any) -> None:
+def register_chunks(call: Call, given: Inputs, view: PlainCall, result: Any) -> None:
     """Let C++ serve the next scan of whole chunks: by the launch of the ``view`` with a dimension more that it is.
 
     ``result`` has the shape that the call returns. Masks that were converted for the view are left to Python.
     """
-    if native.served is None or is_compiling() or type(options[1]) is not int:
+    if native.serve is None or is_compiling() or type(call.dim) is not int:
         return
-    call, given, eager = call_of(view.tensors, view.outs, view.options)
-    known = call_cache.recall(call, given)[1] if eager and view.outs[0] is None else None
+    viewed, eager = resolve_call(view.call, view.inputs, view.outs)
+    known = call_cache.recall(viewed, view.inputs)[1] if eager and view.outs[0] is None else None
     if known is None or not known.launcher.own or len(known.launcher.places) > 1:
         return
-    pairs = zip(tensors[:2], view.tensors[:2], strict=True)
-    if any(each is not None and (each.dtype, each.data_ptr()) != (own.dtype, own.data_ptr()) for each, own in pairs):
+    pairs = zip((given.x, given.mask), (view.inputs.x, view.inputs.mask), strict=True)
+    if any(
+        each is not None and own is not None and (each.dtype, each.data_ptr()) != (own.dtype, own.data_ptr())
+        for each, own in pairs
+    ):
         return
-    if native.should_learn(known.launcher):
-        native.learn(options, tensors, known.launcher, shape=result.shape)
+    if native.should_register(known.launcher):
+        native.register_call(native.options_of(call), given, known.launcher, shape=result.shape)
 
 
 # ---- the gradients that C++ may be asked for after a call that it served
@@ -422,12 +422,12 @@ class Backward:
         """Return the gradients as ``NAMES``; ``given`` is as in ``backward_pass``, without offsets."""
         found, recipe = backward_pass(self._kind, self._needs, (*given, None), policy)
         if recipe is not None and given[0] is not None:
-            native.learn_gradient(self.number, given, recipe)
+            native.register_gradient(self.number, given, recipe)
         return found
 
 
-def adjoints(kind: RequestKind, inputs: Inputs) -> tuple[tuple[int, int, int, Backward], ...]:
-    """Return (needs as bits, number, saved tensors as bits, Python's part) of each gradient a call may be asked for."""
+def list_adjoints(kind: RequestKind, inputs: Inputs) -> tuple[native.CallGradient, ...]:
+    """Return each gradient that a call which C++ serves may be asked for."""
     result = kind.request.dtype
     if not (result.is_floating_point or result.is_complex):
         return ()
@@ -436,7 +436,8 @@ def adjoints(kind: RequestKind, inputs: Inputs) -> tuple[tuple[int, int, int, Ba
     for needs in itertools.product(*((False, True) if wanted else (False,) for wanted in may)):
         if any(needs):
             part = Backward(kind, needs)
-            found.append((_bits(needs), part.number, _bits((*keeps(kind, needs), True)), part))  # starts are saved
+            saves = _bits((*keeps(kind, needs), True))  # starts are saved
+            found.append(native.CallGradient(_bits(needs), part.number, saves, part))
     return tuple(found)
 
 

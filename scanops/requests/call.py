@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -44,8 +44,7 @@ class Call:
     """Operator, dimension and options of one scan.
 
     As the user gave them; of a ``Request`` they are checked: ``dim`` counts from 0, ``dtype`` is that of the result,
-    and ``accumulate`` is ``ScanSpec``'s word, None for the default accumulator. The order of the fields is the order
-    in which the public functions pass them and in which C++ reads them.
+    and ``accumulate`` is ``ScanSpec``'s word, None for the default accumulator.
     """
 
     op: str
@@ -116,10 +115,6 @@ class Call:
             return None
         return replace(self, dtype=getattr(torch, str(self.accumulate)), accumulate=None)
 
-    def options(self) -> tuple[Any, ...]:
-        """Return the fields that public functions give, in order, as they pass them and C++ reads them."""
-        return tuple([getattr(self, name) for name in self.__slots__[:9]])
-
     def spec_fields(self, tensors: Sequence[torch.Tensor | None]) -> dict[str, Any]:
         """Return the fields of ``ScanSpec`` that follow from the call, and from its ``Inputs`` and their dtypes."""
         x, mask, gate, starts, offsets, initial, saved, begin = tensors
@@ -175,6 +170,16 @@ class Call:
     def of_arguments(arguments: tuple[Any, ...]) -> Call:
         """Return the call of an operator's arguments, the last of which may be missing: they are defaults."""
         return Call(**dict(zip(SCHEMA, arguments, strict=False)))
+
+
+class FusedKey(NamedTuple):
+    """What a fused call is known by before its functions are traced, in Python and in C++."""
+
+    trace: int  # the number of what the functions see
+    op: str
+    dim: int
+    reverse: bool
+    exclusive: bool
 
 
 _ACCUMULATE = (type(None), str, torch.dtype)

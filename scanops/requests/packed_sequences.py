@@ -15,6 +15,7 @@ from scanops.errors import UnsupportedRequest
 from scanops.requests.call import Call
 from scanops.requests.checks import check_dim, check_operand, check_out, check_tensor
 from scanops.requests.geometry import carry_shape
+from scanops.requests.request import Inputs
 from scanops.requests.segments import MAX_CHUNK, check_chunk, make_line_offsets
 from scanops.requests.torch_state import is_symbol
 from scanops.torch_private import ragged_dim
@@ -23,11 +24,11 @@ Outs = tuple[Tensor | None, ...]
 
 
 class PlainCall(NamedTuple):
-    """The call of a plain scan, as ``scanops.api.run_scan`` takes it, and what makes the packed results of its own."""
+    """The call of a plain scan, not checked yet, and what makes the packed results of its own."""
 
-    tensors: tuple[Any, ...]
+    call: Call
+    inputs: Inputs
     outs: Outs
-    options: tuple[Any, ...]
     restore: Callable[[Any], Any]
 
 
@@ -36,30 +37,30 @@ def is_jagged(x: Any) -> bool:
     return isinstance(x, Tensor) and x.is_nested and x.layout == torch.jagged
 
 
-def split_chunks(tensors: tuple[Any, ...], outs: Outs, options: tuple[Any, ...]) -> PlainCall:
+def split_chunks(call: Call, inputs: Inputs, outs: Outs) -> PlainCall:
     """Return the call for a scan that begins again every so many items, or raise UnsupportedRequest.
 
     Lines of whole chunks are a view with a dimension more. Otherwise the chunks of segments are found where the scan
     is computed, from the values that the offsets have then; a line is one segment.
     """
-    x, mask, _, starts, offsets, initial = tensors
-    call = Call(*options)
+    x: Any = inputs.x
+    _, mask, _, starts, offsets, initial, *_ = inputs
     who, chunk = call.name, call.chunk
     flags = {"return_final": call.final, "complete": call.complete}
     check_chunk(who, chunk, segment_starts=starts, initial=initial, **flags)
     check_tensor(who, "x", x)
     dim, chunk = check_dim(who, x.shape, call.dim), min(cast(int, chunk), MAX_CHUNK)
-    chunked, call = replace(call, dim=dim, chunk=chunk).options(), replace(call, dim=dim, chunk=None)
-    plain = PlainCall((x, mask, None, None, offsets, None), outs, call.options(), lambda y: y)
+    chunked, call = replace(call, dim=dim, chunk=chunk), replace(call, dim=dim, chunk=None)
+    plain = PlainCall(call, Inputs(x, mask, offsets=offsets), outs, lambda y: y)
     if not x.ndim:
         return plain
     length = x.shape[dim]
     if offsets is None and is_symbol(length):  # which must not be compared
-        return plain._replace(options=chunked)
+        return plain._replace(call=chunked)
     if offsets is not None or length % min(chunk, max(1, length)):
         if offsets is None and not (is_compiling() and type(x) is Tensor):  # else where the operator is computed
-            plain = plain._replace(tensors=(x, mask, None, None, make_line_offsets(x, dim), None))
-        return plain._replace(options=chunked)
+            plain = plain._replace(inputs=Inputs(x, mask, offsets=make_line_offsets(x, dim)))
+        return plain._replace(call=chunked)
     if length <= chunk:
         return plain
     if mask is not None:
@@ -68,22 +69,23 @@ def split_chunks(tensors: tuple[Any, ...], outs: Outs, options: tuple[Any, ...])
     (out,) = outs
     if out is not None:
         check_out(who, "out", out, x, {"x": x, "mask": mask}, call.dtype, x.shape)
-    rows = [each.unflatten(dim, (-1, chunk)) if each is not None and each.ndim else each for each in (x, mask, out)]
+    rows: Any = [
+        each.unflatten(dim, (-1, chunk)) if each is not None and each.ndim else each for each in (x, mask, out)
+    ]
 
     def restore(y: Tensor) -> Tensor:
         return y.flatten(dim, dim + 1) if out is None else out
 
-    options = replace(call, dim=dim + 1).options()
-    return PlainCall((*rows[:2], None, None, None, None), (rows[2],), options, restore)
+    return PlainCall(replace(call, dim=dim + 1), Inputs(*rows[:2]), (rows[2],), restore)
 
 
-def unpack_nested(tensors: tuple[Any, ...], outs: Outs, options: tuple[Any, ...]) -> PlainCall:
+def unpack_nested(call: Call, inputs: Inputs, outs: Outs) -> PlainCall:
     """Return the call on the values of a nested tensor, or raise UnsupportedRequest.
 
     Along the ragged dimension its offsets are those of segments; along another one the values are scanned as they are.
     """
-    x, mask, gate, starts, offsets, initial = tensors
-    call = Call(*options)
+    x: Any = inputs.x
+    _, mask, gate, starts, offsets, initial, *_ = inputs
     who, ragged = call.name, ragged_dim(x)
     dim = check_dim(who, x.shape, call.dim)
     along, carries = dim == ragged, initial is not None or call.final
@@ -116,9 +118,8 @@ def unpack_nested(tensors: tuple[Any, ...], outs: Outs, options: tuple[Any, ...]
         results += [last.movedim(dim - 1, 0) for last in found[len(outs) :]]
         return results[0] if len(results) == 1 else tuple(results)
 
-    final: Any = call.final and "segments"
-    options = replace(call, dim=dim - 1, final=final).options()
-    return PlainCall((values, mask, gate, None, cuts, initial), outs, options, restore)
+    inputs = Inputs(values, mask, gate, offsets=cuts, initial=initial)
+    return PlainCall(replace(call, dim=dim - 1, per_segment=bool(call.final)), inputs, outs, restore)
 
 
 def _arrange_carries(who: str, initial: Any, x: Tensor, shape: torch.Size, place: int) -> Tensor:

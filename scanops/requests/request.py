@@ -106,6 +106,22 @@ class Inputs(NamedTuple):
         )
 
 
+class SavedTensors(NamedTuple):
+    """What a backward pass may read of its forward pass, in the order of nodes in Python and in C++.
+
+    None where a tensor is absent or not saved.
+    """
+
+    x: torch.Tensor | None = None
+    mask: torch.Tensor | None = None
+    gate: torch.Tensor | None = None
+    initial: torch.Tensor | None = None
+    y: torch.Tensor | None = None  # the results
+    indices: torch.Tensor | None = None
+    starts: torch.Tensor | None = None
+    offsets: torch.Tensor | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class FusedInputs:
     """The tensors that a fused scan reads."""

@@ -13,6 +13,16 @@ from typing import Any, NamedTuple
 from scanops.codegen.launch import MOST_BLOCKS, Launch
 
 
+class BoundKernel(NamedTuple):
+    """A kernel and the numbers of its launch, as the C++ call path reads them."""
+
+    handle: int  # 0: that of the library whose function launches it
+    blocks: int
+    threads: int
+    shared_bytes: int
+    parameters: tuple[int, ...]  # offset of each in ScanArguments
+
+
 class LaunchBinding(NamedTuple):
     """A kernel bound to a shape and a device. It is launched by ``launch(refer(arguments), stream)``."""
 
@@ -21,7 +31,7 @@ class LaunchBinding(NamedTuple):
     launch: Callable[[Any, int], int]  # queue the kernel on a stream; returns an error code, 0 for success
     describe: Callable[[int], str]  # from an error code to its message
     function: Any  # cuLaunchKernel, or scanops_launch of a library, which takes the same
-    kernel: tuple[Any, ...]  # handle, blocks, threads, shared memory in bytes, offsets of parameters
+    kernel: BoundKernel
     configure: Callable[[int, int], None] | None = None  # set seed and multiprocessors of the emulator
     recover: Callable[[int], bool] = lambda code: False  # remove the cause of an error; whether to launch again
 
@@ -56,5 +66,5 @@ def bind_launch(
         launch=queue,
         describe=describe,
         function=function,
-        kernel=(kernel.value or 0, blocks, numbers.threads, numbers.shared_bytes, offsets),
+        kernel=BoundKernel(kernel.value or 0, blocks, numbers.threads, numbers.shared_bytes, offsets),
     )

@@ -18,7 +18,7 @@ from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.lines import choose_variant
 from scanops.errors import UnsupportedRequest
 from scanops.forks import import_late, reset_in_child
-from scanops.requests.call import Call
+from scanops.requests.call import Call, FusedKey
 from scanops.requests.geometry import ALIGNMENT
 from scanops.requests.request import FusedInputs, Inputs, Needs, Request, RequestKind, Tensors
 from scanops.runtime import native
@@ -64,11 +64,8 @@ def forget() -> None:
 reset_in_child(forget)  # kernels that the parent's worker builds are to be asked for again
 
 
-def recall(call: Call | Key, inputs: Inputs | FusedInputs) -> tuple[Key | None, Known | None]:
-    """Return the key of a call and what served it before. Without a key the call is checked every time.
-
-    ``call`` may be what a fused call is known by before its functions are traced.
-    """
+def recall(call: Call | FusedKey, inputs: Inputs | FusedInputs) -> tuple[Key | None, Known | None]:
+    """Return the key of a call and what served it before. Without a key the call is checked every time."""
     key = key_of(call, inputs)
     try:
         known = None if key is None else CALLS.get(key)
@@ -79,7 +76,7 @@ def recall(call: Call | Key, inputs: Inputs | FusedInputs) -> tuple[Key | None, 
     return key, known
 
 
-def key_of(call: Call | Key, inputs: Inputs | FusedInputs) -> Key | None:
+def key_of(call: Call | FusedKey, inputs: Inputs | FusedInputs) -> Key | None:
     """Return what is equal of equal calls: of one GPU, of fused and of sharded scans; None without such a key."""
     if isinstance(call, Call) and not call.hashable:
         return None

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from scanops.codegen.kernel_key import KernelKey
     from scanops.codegen.spec import ScanSpec
     from scanops.runtime.binaries import Binary
+    from scanops.runtime.binding import BoundKernel
 
 
 class Device(NamedTuple):
@@ -79,7 +80,7 @@ class Template(NamedTuple):
     outputs: tuple[tuple[int, torch.Size, torch.dtype], ...]  # offset, shape, dtype of each output
     launch: int  # address of LaunchBinding.function
     configure: int  # address of the emulator's setup function; 0 on a GPU
-    kernel: tuple[Any, ...]  # LaunchBinding.kernel
+    kernel: BoundKernel
     workspace: tuple[int, int]  # byte offset of its pointer, and its size; 0 for none
     link: int  # address of the words of its link to other ranks; 0 for none
 
@@ -93,12 +94,12 @@ class Launcher:
         "_spare",
         "asked",
         "kernel",
-        "lessons",
         "link",
         "link_memory",
         "own",
         "places",
         "reads",
+        "registrations",
         "workspace_bytes",
     )
 
@@ -124,7 +125,7 @@ class Launcher:
         self.own = kernel.key == asked
         self.places = request.places
         self.reads = _reads_of(request, kernel.spec)
-        self.lessons = 0, 0  # a generation of the native table, and how often that was taught this
+        self.registrations = 0, 0  # a generation of the native table, and how often it was told of this
         self.link, self.link_memory = request.call.link, None
         if self.link is not None:
             state_bytes = fragments(kernel.spec).state_bytes

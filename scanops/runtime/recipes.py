@@ -27,13 +27,13 @@ class Step(NamedTuple):
 class Recipe:
     """The steps of a backward pass, and the positions of the gradients on its tape, in the order of ``NAMES``."""
 
-    __slots__ = ("_compute", "_found", "gives", "launchers", "lessons", "steps")
+    __slots__ = ("_compute", "_found", "gives", "launchers", "registrations", "steps")
 
     def __init__(self, steps: tuple[Step, ...], gives: tuple[int, ...]) -> None:
         self.steps = steps
         self.gives = gives
         self.launchers = tuple(step.launcher for step in steps if step.launcher is not None)
-        self.lessons = 0, 0  # a generation of the native table, and how often that was taught this
+        self.registrations = 0, 0  # a generation of the native table, and how often it was told of this
         self._compute = tuple((step.compute, operator.itemgetter(*step.reads)) for step in steps)
         self._found = operator.itemgetter(*gives)
 

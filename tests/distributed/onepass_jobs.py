@@ -158,12 +158,12 @@ class Served:
 
     def __enter__(self) -> Served:
         self._patch = pytest.MonkeyPatch()
-        serve, begin, run = native.served_linked, OnePass.begin, OnePass.__call__
+        serve, begin, run = native.serve, OnePass.begin, OnePass.__call__
         assert serve is not None
 
-        def count_forward(*given: Any) -> Any:
-            found = serve(*given)
-            self.forward += found is not None
+        def count_forward(**given: Any) -> Any:
+            found = serve(**given)
+            self.forward += found is not None and "group" in given
             return found
 
         def count_begun(*given: Any) -> Any:
@@ -174,7 +174,7 @@ class Served:
             self.backward -= not torch.is_grad_enabled()
             return run(*given)
 
-        self._patch.setattr(native, "served_linked", count_forward)
+        self._patch.setattr(native, "serve", count_forward)
         self._patch.setattr(OnePass, "begin", count_begun)
         self._patch.setattr(OnePass, "__call__", count_python)
         return self

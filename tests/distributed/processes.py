@@ -73,7 +73,7 @@ def serve(rank: int, count: int, folder: str, connection: Connection) -> None:
     """Run what tests ask for, until they close the connection."""
     torch.set_num_threads(1)
     links.LEAST_WORDS, call_order.NOTES = 2**9, 32  # so that tests reach the ends of both
-    if native.served is None:
+    if native.serve is None:
         os.environ["SCANOPS_LOCK_SECONDS"] = "600"  # another rank may be building it
         assert native.get(build=True)
     meet = Path(folder, "meet")

@@ -194,17 +194,16 @@ OPERATORS = {"sum": (5, 18), "linear": (5, 18)}  # of a call, and of a call with
 def test_results_of_repeated_calls_by_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
     """C++ learns the scan of the shard with its carry-in, and the gradient of a sum."""
     monkeypatch.setenv("SCANOPS_LOCK_SECONDS", "600")  # another worker may be building it
-    for name in ("served", "served_linked"):
-        monkeypatch.setattr(native, name, None)
+    monkeypatch.setattr(native, "serve", None)
     assert native.get(build=True)
     call_cache.forget()
-    served, found = native.served, []
+    serve, found = native.serve, []
 
-    def note(*given: Any) -> Any:
-        found.append(served(*given))
+    def note(**given: Any) -> Any:
+        found.append(serve(**given))
         return found[-1]
 
-    monkeypatch.setattr(native, "served", note)
+    monkeypatch.setattr(native, "serve", note)
     group, (x, a, gy) = Echo(Seat(Meeting(RANKS)), RANKS, 1), torch.rand(3, 4, 32)
     with scanops.emulate():
         for k in range(6):

@@ -47,7 +47,7 @@ def test_bits_are_those_of_a_library(golden: Golden, monkeypatch: pytest.MonkeyP
 def cubins(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let calls be served by cubins, from Python or natively, with nothing loaded yet."""
     build_by("nvrtc", monkeypatch)
-    monkeypatch.setattr(native, "served", None)
+    monkeypatch.setattr(native, "serve", None)
     assert request.param == "python" or native.get(build=True)
 
 

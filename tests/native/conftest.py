@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,17 +45,17 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
     assert native.get(build=True)
     native.forget()
     call_cache.forget()
-    count, served = Counted(), native.served
+    count, serve = Counted(), native.serve
 
-    def counting(*given: object) -> object:
-        found = served(*given)
+    def counting(**given: Any) -> object:
+        found = serve(**given)
         count.calls += found is not None
         return found
 
-    native.served = counting  # type: ignore[assignment]
+    native.serve = counting  # type: ignore[assignment]
     with scanops.emulate(seed=3):
         yield count
-    native.served = None
+    native.serve = None
     native.forget()
 
 

@@ -271,7 +271,7 @@ def test_a_launch_that_fails(backward: bool, counted: Counted, monkeypatch: pyte
     bound = launcher._bound._replace(launch=refuse, function=refuse, describe=lambda code: f"number {code}")
     monkeypatch.setattr(launcher, "_bound", bound)
     call()
-    assert native.learnt() == 1 + backward
+    assert native.count_registered() == 1 + backward
     served = counted.calls
     error = refused(LaunchFailure, call, "error 98", "number 98")
     assert "sum-f32-n40" in error.asked and counted.calls == served
@@ -306,7 +306,7 @@ assert native.get(build=False)
 with scanops.emulate():
     for _ in range(3):
         y = scanops.cumsum(torch.ones(3, 40), 1)
-    assert y.equal(torch.ones(3, 40).cumsum(1)) and native.learnt() == 1
+    assert y.equal(torch.ones(3, 40).cumsum(1)) and native.count_registered() == 1
 print("served")
 """
 
@@ -342,11 +342,11 @@ building.PREBUILT = Path(sys.argv[1])
 logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
 if sys.argv[2] == "launch":
     native.start("sm_90")
-    while native.served is None:
+    while native.serve is None:
         pass
 else:
     native.load()
-assert native.served is not None
+assert native.serve is not None
 """
 
 
@@ -404,10 +404,10 @@ def test_what_the_doctor_says(counted: Counted, monkeypatch: pytest.MonkeyPatch,
     refused(MissingCompiler, building.build, "absent-compiler")
     finding = native_finding()
     assert finding.status == "missing" and "from Python" in finding.summary
-    native.served = None
+    native.serve = None
     monkeypatch.setattr(native, "_MODULES", [])
     native.prepare("sm_90")  # says so in the log
-    assert native.served is None
+    assert native.serve is None
 
 
 @pytest.mark.parametrize(
@@ -562,7 +562,7 @@ def test_a_thread_binds_its_context_once_in_python_and_in_c(cuda: Driver, counte
 def test_a_launch_of_a_cubin_that_fails(in_cpp: bool, x: torch.Tensor, cuda: Driver, counted: Counted) -> None:
     """A workspace that it may have left half used is dropped."""
     if not in_cpp:
-        native.served = None
+        native.serve = None
     for _ in range(3):
         scanops.cumsum(x, 1)
     for codes in ([999], [201, 201]):
@@ -655,10 +655,10 @@ def test_every_operator(name: str, counted: Counted) -> None:
     cases = list(itertools.product(used, (60.0, 45.0), layouts))
     for _ in range(4):
         slopes(name, used[0], 60.0)
-    assert native.learnt() == 1 + (name not in MIXED)  # forward and backward
+    assert native.count_registered() == 1 + (name not in MIXED)  # forward and backward
     found = [[slopes(name, *case) for case in cases] for _ in range(4)]
     assert [named for _, named in found[-1]] == ["ScanBackward"] * len(cases) and counted.calls > 0
-    native.served = None
+    native.serve = None
     for _ in range(2):  # by Python, as it remembers calls, and as it meets them first
         expected = [slopes(name, *case) for case in cases]
         assert all(
@@ -777,7 +777,7 @@ def test_which_inputs_want_a_gradient(counted: Counted) -> None:
             if any(wanted):
                 y.sum().backward()
             assert [each.grad is not None for each in (a, b)] == list(wanted)
-    assert counted.calls > 0 and native.learnt() == 1 + 3
+    assert counted.calls > 0 and native.count_registered() == 1 + 3
 
 
 def test_a_backward_pass_in_python(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,7 +183,7 @@ def test_small_scans_stay_with_torch(in_cpp: bool, counted: Counted, monkeypatch
     """C++ and Python decide alike, in every form of an operator, with and without gradients."""
     monkeypatch.setitem(patching.SMALL, "CPU", LIMITS)
     if not in_cpp:
-        monkeypatch.setattr(native, "served", None)
+        monkeypatch.setattr(native, "serve", None)
 
     def calls_of(x: torch.Tensor, dim: int) -> list[Callable[[], Any]]:
         return [

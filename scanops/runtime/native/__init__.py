@@ -1,17 +1,20 @@
 """The C++ fast path: repeated calls, and their backward passes, are looked up, allocated and launched without Python.
 
 A table in C++ has the keys of ``scanops.runtime.call_cache``: the call, and dtype, sizes, strides, device and 16-byte
-alignment of each tensor. Python fills it: ``learn`` is given a call that was served before, so that every check has
-passed and every error is Python's. A miss goes to Python, and so does what a key cannot hold: modes, transforms,
+alignment of each tensor. Python fills it: ``register_call`` is given a call that was served before, so that every check
+has passed and every error is Python's. A miss goes to Python, and so does what a key cannot hold: modes, transforms,
 forward differentiation, ``out=``, a number as carry-in, carries of segments, stand-ins, and gradients of complete scans
 and of segments by offsets. The values of offsets are no part of a key: Python checks them where C++ has not seen them.
+
+Python and C++ name what they exchange: tensors and options of a call as ``Serve`` does, the rest by the fields of named
+tuples. The order of tensors that are saved is that of ``SavedTensors``, which is compared with C++'s when it is loaded.
 
 The C++ node of autograd is the fast path of ``scanops.ops.node.ScanFunction``: a call with its backward pass takes
 71 us of CPU time, torch's 91 us. It saves the same tensors, launches the backward passes that Python found to be
 kernels only (``scanops.runtime.recipes``), and calls Python's ``Backward`` for all others.
 
-Calls whose kernels have links to other ranks are served as well (``served_linked``). Their keys have the process group
-and what the public function was given. Before a launch C++ compares two words of the link, and calls Python to note the
+Calls whose kernels have links to other ranks are served as well. Their keys have the process group and what the public
+function was given. Before a launch C++ compares two words of the link, and calls Python to note the
 call for other ranks, where a rank was lost, and where the stream is another than that of the launch before.
 
 The library is an entry of the store (``building.py``). The first launch on a GPU lets a background worker load it, or
@@ -22,7 +25,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -31,30 +34,60 @@ from scanops.emulator import CPU
 from scanops.errors import ScanopsError
 from scanops.forks import import_late, reset_in_child
 from scanops.processes import Worker
+from scanops.requests.request import FURTHER_AT, Inputs, SavedTensors
 from scanops.runtime.policies import POLICIES
 
 if TYPE_CHECKING:
     import torch
 
-    from scanops.requests.request import Tensors
+    from scanops.requests.call import Call
+    from scanops.requests.request import FusedInputs, Tensors
     from scanops.runtime.launcher import Launcher, Template
     from scanops.runtime.recipes import Recipe
 
 _LOG = logging.getLogger("scanops")
 
 
-# served(tensors, call.options()): a result, a tuple of several, or None; the tensors are an Inputs up to initial.
-served: Callable[..., torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None] | None = None  # until it is loaded
-# served_linked(tensors, options, group): results, or None; of calls of scanops.distributed in one pass.
-served_linked: Callable[..., tuple[torch.Tensor, ...] | None] | None = None  # likewise
+class Serve(Protocol):
+    """The entry of C++ for calls: tensors and options by the names that it has them by, in its order the fastest.
 
-# Of Inputs x, mask, gate, starts, offsets and initial, and where C++ has them: x, mask, gate, initial, result, indices,
-# starts, offsets.
-_PLACES = {0: 0, 1: 1, 2: 2, 3: 6, 4: 7, 5: 3}
+    Returns a result, a tuple of several, or None where Python is to serve the call; of a call of ranks always a tuple.
+    """
+
+    def __call__(
+        self,
+        *,
+        x: Any,
+        mask: Any = None,
+        gate: Any = None,
+        initial: Any = None,
+        starts: Any = None,
+        offsets: Any = None,
+        further: tuple[torch.Tensor, ...] = (),  # of a fused scan
+        op: Any,
+        dim: Any,
+        reverse: Any = None,
+        exclusive: Any = None,
+        final: Any = None,
+        dtype: Any = None,
+        accumulate: Any = None,
+        complete: Any = None,
+        chunk: Any = None,
+        trace: int | None = None,  # of a fused scan: the number of its functions
+        function: str | None = None,  # of a call of ranks: the public function, and its own keywords
+        method: Any = None,
+        spans: Any = None,
+        group: object = None,
+    ) -> Any: ...
+
+
+serve: Serve | None = None  # until the library is loaded
+
 _MODULES: list[ModuleType] = []  # the one, once it was loaded: C++ is not unloaded
 _GENERATION = [0]  # generation of the table
 NUMBERS = itertools.count()  # of gradients that C++ may be asked for
-_MOST_LESSONS = 4  # of a launch: with and without inference mode and autocast, which Python's cache need not tell apart
+# Of a launch: with and without inference mode and autocast, which Python's cache need not tell apart.
+_MOST_REGISTRATIONS = 4
 
 
 def get(*, build: bool) -> bool:
@@ -63,7 +96,7 @@ def get(*, build: bool) -> bool:
     Raises BuildFailure, BadStoreEntry and BadSignature as ``scanops.compile`` does, MissingKernel where only what is
     signed may be loaded and no pack has it.
     """
-    global served, served_linked
+    global serve
     if not _MODULES:
         building = import_late("scanops.runtime.native.building")  # no call needs it
         entry = building.find_library()
@@ -85,14 +118,15 @@ def get(*, build: bool) -> bool:
             _abandon_link,
             stream_getter,
         )
+        assert SavedTensors._fields == module.OPERANDS  # one order of tensors, here and in C++
         _MODULES.append(module)
         _LOG.info("calls are served natively: %s", entry.directory)
-    served, served_linked = _MODULES[0].serve, _MODULES[0].serve_linked
+    serve = _MODULES[0].serve
     return True
 
 
 def forget() -> None:
-    """Drop everything learnt: calls pass through Python again."""
+    """Empty the table: calls pass through Python again."""
     _GENERATION[0] += 1
     for module in _MODULES:
         module.clear()
@@ -103,42 +137,28 @@ def generation() -> int:
     return _GENERATION[0]
 
 
-def learnt() -> int:
+def count_registered() -> int:
     """Return the number of calls that the table holds."""
     return sum(module.size() for module in _MODULES)
 
 
-def learn(
-    key: tuple[object, ...],
-    tensors: Tensors,
-    launcher: Launcher,
-    final: bool = False,
-    adjoints: tuple[object, ...] = (),
-    shape: torch.Size | None = None,
-) -> None:
-    """Let C++ serve calls like this one, which ``launcher`` has served.
+class NativeLaunch(NamedTuple):
+    """One kernel launch, as C++ runs it."""
 
-    ``tensors`` are numbered as ``Inputs.flat``, those of a fused scan as well.
-    ``adjoints``: (needs as bits, number, saved tensors as bits, Python's part) of each gradient that the call may be
-    asked for. ``shape``: that of the result, where it is another view of what the launcher writes.
-    """
-    template, on_gpu = launcher.template, tensors[0] is not None and tensors[0].is_cuda
-    is_fused = len(tensors) > len(_PLACES) or launcher.kernel.spec.fusion is not None
-    given = [_SLOTS.get(place, place) if is_fused else place for _, place, _ in launcher.reads]
-    if not _PLACES.keys() >= set(given) or not (on_gpu or emulator.ACTIVE.get()):
-        return
-    if is_fused:
-        tensors = slots((tensors[0], *tensors[len(_PLACES) :]))  # type: ignore[arg-type]
-        if len(tensors) > len(_PLACES):
-            return
-    if shape is not None:
-        (output,) = template.outputs
-        template = template._replace(outputs=((output[0], shape, output[2]),))
-    skips = [skip for _, _, skip in launcher.reads]
-    reads = tuple((which, _PLACES[slot], skip) for which, (slot, skip) in enumerate(zip(given, skips, strict=True)))
-    _MODULES[0].learn(
-        key, tensors, final, _multiprocessors(on_gpu), (NativeLaunch(template, reads, launcher),), adjoints
-    )
+    template: Template
+    # (which of Template.reads, place among tensors and the results before, bytes to skip) each
+    reads: tuple[tuple[int, int, int], ...]
+    launcher: Launcher
+
+
+class CallGradient(NamedTuple):
+    """A gradient that a call may be asked for which C++ serves."""
+
+    needs: int  # the inputs that it is wanted of: bits, in the order of SavedTensors
+    number: int  # by which register_gradient names it
+    saves: int  # the tensors that the node saves: bits likewise
+    differentiate: Callable[..., Tensors]  # what computes it from Python: (policy, tensors), of a linked call with more
+    begin: Callable[..., object] | None = None  # of a linked call: what precedes its pass
 
 
 class LinkedCall(NamedTuple):
@@ -147,40 +167,42 @@ class LinkedCall(NamedTuple):
     begin: Callable[[], object]  # before it: returns what the backward pass is to know
     # after it, of the results: returns them and the carry-in that came from another rank; None where nothing follows
     finish: Callable[..., tuple[tuple[torch.Tensor, ...], torch.Tensor | None]] | None
-    # (number, saved tensors as bits, Python's part, what precedes it), where a gradient is wanted
-    adjoint: tuple[int, int, object, Callable[..., object]] | None
 
 
-def learn_linked(
-    options: tuple[object, ...], group: object, tensors: Tensors, launcher: Launcher, final: bool, call: LinkedCall
+def options_of(call: Call) -> dict[str, Any]:
+    """Return the options by which C++ knows a call of one tensor."""
+    return {name: getattr(call, name) for name in _MODULES[0].OPTIONS}
+
+
+def register_call(
+    options: Mapping[str, object],
+    inputs: Inputs | FusedInputs,
+    launcher: Launcher,
+    *,
+    final: bool = False,
+    adjoints: tuple[CallGradient, ...] = (),
+    shape: torch.Size | None = None,
+    link: LinkedCall | None = None,
 ) -> None:
-    """Let C++ serve linked calls like this one, which ``launcher`` has served.
+    """Let C++ serve calls like this one, which ``launcher`` has served.
 
-    ``options`` and ``group`` are what they are known by; ``tensors`` are those of ``learn``, and ``final`` says whether
-    the carry-out is the last result.
+    ``options`` is what ``serve`` is given beside the tensors. ``final``: whether the carry-out is the last result.
+    ``adjoints``: each gradient that the call may be asked for. ``shape``: that of the result, where it is another view
+    of what the launcher writes.
     """
-    on_gpu = tensors[0] is not None and tensors[0].is_cuda
-    reads = tuple((which, _PLACES[place], skip) for which, (_, place, skip) in enumerate(launcher.reads))
-    launches = (NativeLaunch(launcher.template, reads, launcher),)
-    _MODULES[0].learn_linked(options, group, tensors, final, _multiprocessors(on_gpu), launches, *call)
-
-
-# Where C++ is given further operands of a fused scan, by their places in ``Inputs.flat``; it is given no offsets.
-_SLOTS = {6: 1, 7: 2, 8: 3, 9: 5}
-
-
-def slots(tensors: tuple[torch.Tensor, ...]) -> Tensors:
-    """Return the tensors of a fused scan as C++ reads those of Inputs; of more than it has room for it reads none."""
-    return tensors if len(tensors) <= 4 else (*tensors[:4], None, *tensors[4:])
-
-
-class NativeLaunch(NamedTuple):
-    """One kernel launch of a backward pass, as C++ runs it."""
-
-    template: Template
-    # (which of Template.reads, place among tensors and the results before, bytes to skip) each
-    reads: tuple[tuple[int, int, int], ...]
-    launcher: Launcher
+    module, template, on_gpu = _MODULES[0], launcher.template, inputs.x.is_cuda
+    further = inputs.flat[FURTHER_AT:]
+    if len(further) > module.MOST_FURTHER or not (on_gpu or emulator.ACTIVE.get()):
+        return
+    if shape is not None:
+        (output,) = template.outputs
+        template = template._replace(outputs=((output[0], shape, output[2]),))
+    names = Inputs._fields[:FURTHER_AT]
+    places = [*map(module.OPERANDS.index, names), *range(len(module.OPERANDS), len(module.OPERANDS) + len(further))]
+    reads = tuple((which, places[place], skip) for which, (_, place, skip) in enumerate(launcher.reads))
+    fields = {**dict(zip(names, inputs.flat, strict=False)), "further": further, **options}
+    launches = (NativeLaunch(template, reads, launcher),)
+    module.register_call(fields, _multiprocessors(on_gpu), launches, final, adjoints, link)
 
 
 class Patch:
@@ -195,42 +217,38 @@ class Patch:
 
     def install(
         self,
-        options: tuple[object, ...],
+        call: Call,
         is_functional: bool,
         is_recorded: bool,
-        small: tuple[int, ...],
+        small: object,
         sharded: list[Any],
         blocks: list[None],
     ) -> None:
         """Register the kernel.
 
-        ``options``: those of the call along dimension 0. ``is_functional``: the operator returns new tensors;
-        ``is_recorded``: by autograd, at this dispatch key. ``small`` scans are left to torch, and all of them to Python
-        while ``sharded`` holds anything. While ``blocks`` is empty, every scan is left to torch.
+        ``call`` is along dimension 0. ``is_functional``: the operator returns new tensors; ``is_recorded``: by
+        autograd, at this dispatch key. ``small`` scans are left to torch, by limits as ``scanops.patching.Small`` names
+        them, and all of them to Python while ``sharded`` holds anything. While ``blocks`` is empty, every scan is left
+        to torch.
         """
-        self._module.install(self._patch, options, is_functional, is_recorded, tuple(small), sharded, blocks)
+        self._module.install(self._patch, options_of(call), is_functional, is_recorded, small, sharded, blocks)
 
 
 def find_patch(name: str, overload: str, key: str) -> Patch | None:
     """Return the patch of an operator of torch at a dispatch key, None where the library is not loaded."""
-    return None if served is None else Patch(name, overload, key)
+    return None if serve is None else Patch(name, overload, key)
 
 
-# A tape holds no tensor at 0, then what C++ knows: the gradients of result and carry-out, x, mask, gate, initial,
-# result, indices and starts. Behind these are offsets, of which it is not told.
-_TOLD = range(1, 10)
-_BEGIN = 11
-
-
-def learn_gradient(number: int, tensors: Tensors, recipe: Recipe) -> None:
+def register_gradient(number: int, tensors: Tensors, recipe: Recipe) -> None:
     """Let C++ run backward passes like this one, which followed ``recipe``, if that is kernels of its own only.
 
-    ``tensors``: the gradients of result and carry-out, then the saved x, mask, gate, initial, result, indices, starts.
+    ``tensors``: the gradients of result and carry-out, then ``SavedTensors`` but for offsets, of which C++ has none.
     """
-    if served is None or not _take_lesson(recipe):
+    if not should_register(recipe):
         return
-    places = [*_TOLD]  # on the tape, of what C++ has in this order
-    launches, end = [], _BEGIN
+    # A tape holds no tensor at 0, then these tensors and offsets, then the results of each step.
+    places, end = [*range(1, 1 + len(tensors))], 3 + len(SavedTensors._fields)
+    first, launches = end, []
     for _, reads, launcher in recipe.steps:
         if launcher is None or not launcher.own:
             return
@@ -245,10 +263,10 @@ def learn_gradient(number: int, tensors: Tensors, recipe: Recipe) -> None:
         places += range(end, end + len(launcher.places))
         end += len(launcher.places)
     gradient = tensors[0]
-    if gradient is None or any(place and place < _BEGIN for place in recipe.gives):
+    if gradient is None or any(place and place < first for place in recipe.gives):
         return
-    gives = tuple(place - _BEGIN if place else -1 for place in recipe.gives)  # which result each gradient is; -1: none
-    _MODULES[0].learn_gradient(number, tensors, _multiprocessors(gradient.is_cuda), tuple(launches), gives)
+    gives = tuple(place - first if place else -1 for place in recipe.gives)  # which result each gradient is; -1: none
+    _MODULES[0].register_gradient(number, tensors, _multiprocessors(gradient.is_cuda), tuple(launches), gives)
 
 
 def _multiprocessors(on_gpu: bool) -> int:
@@ -256,10 +274,10 @@ def _multiprocessors(on_gpu: bool) -> int:
     return active.multiprocessors if active else 0
 
 
-def _check_offsets(options: tuple[Any, ...], offsets: torch.Tensor, x: torch.Tensor) -> None:
-    """Raise unless these offsets are those of segments of ``x``, which is scanned as ``options`` say."""
-    call, dim = import_late("scanops.requests.call").Call, options[1]  # which need torch, as building does not
-    import_late("scanops.requests.segments").check_offsets(call(options[0], dim).name, offsets, x, dim)
+def _check_offsets(op: str, dim: int, offsets: torch.Tensor, x: torch.Tensor) -> None:
+    """Raise unless these offsets are those of segments of ``x``, which is scanned by ``op`` along ``dim``."""
+    who = import_late("scanops.requests.call").Call(op, dim).name
+    import_late("scanops.requests.segments").check_offsets(who, offsets, x, dim)
 
 
 def _raise_failure(launcher: Launcher, code: int, again: bool, index: int, stream: int) -> None:
@@ -298,26 +316,23 @@ def start(target: str) -> None:
 
 def load() -> None:
     """Load the library now if it was built before; a failure is logged."""
-    if served is None and environment.native():
+    if serve is None and environment.native():
         _load(False, logging.INFO)
 
 
-class Learner(Protocol):
-    """What C++ is taught a few times, in each generation of the table: a launch, a recipe, or a linked call."""
+class Registrable(Protocol):
+    """What C++ is told of a few times in each generation of the table: a launch, a recipe, or a linked call."""
 
-    lessons: tuple[int, int]  # a generation, and how often C++ was taught this in it
-
-
-def should_learn(learner: Learner) -> bool:
-    """Return whether C++ is to learn a call like one before it."""
-    return served is not None and _take_lesson(learner)
+    registrations: tuple[int, int]  # a generation, and how often C++ was told in it
 
 
-def _take_lesson(learner: Learner) -> bool:
-    """Count one more lesson of a launch in this generation of the table, and return whether it is to be given."""
-    generation, count = learner.lessons
-    learner.lessons = _GENERATION[0], count + 1 if generation == _GENERATION[0] else 1
-    return learner.lessons[1] <= _MOST_LESSONS
+def should_register(each: Registrable) -> bool:
+    """Count one more time that C++ may be told, and return whether it is to be: of a call like one before it."""
+    if serve is None:
+        return False
+    generation, count = each.registrations
+    each.registrations = _GENERATION[0], count + 1 if generation == _GENERATION[0] else 1
+    return each.registrations[1] <= _MOST_REGISTRATIONS
 
 
 def prepare(target: str) -> None:

@@ -22,10 +22,21 @@ using Key = c10::SmallVector<int64_t, 64>;
 // What a call reads, undefined where there is none; or a gradient and what was kept for it.
 using Operands = c10::SmallVector<at::Tensor, 12>;
 
-// What a call reads, and what its gradient may read, in this order; of the first kNeeds a gradient may be wanted. Behind
-// them are offsets, of whose calls no gradient is computed here.
-enum Kept : size_t { kX, kMask, kGate, kInitial, kNeeds, kY = kNeeds, kIndices, kStarts, kKept };
-constexpr size_t kOffsets = kKept, kOperands = kKept + 1;  // of a call
+// What a call reads and what its gradient may read, then its options, by the names in kNames. Of the first kNeeds a
+// gradient may be wanted. Behind them are offsets and the further tensors of a fused scan, of whose calls no gradient is
+// computed here; behind `chunk` is what other calls than those of one tensor are known by.
+enum Field : size_t {
+    kX, kMask, kGate, kInitial, kNeeds,
+    kY = kNeeds, kIndices, kStarts, kSaved,
+    kOffsets = kSaved, kFurther, kOptions,
+    kOp = kOptions, kDim, kReverse, kExclusive, kFinal, kDtype, kAccumulate, kComplete, kChunk,
+    kTrace, kFunction, kMethod, kSpans, kGroup, kFields
+};
+constexpr std::array<const char*, kFields> kNames{
+    "x", "mask", "gate", "initial", "y", "indices", "starts", "offsets", "further",
+    "op", "dim", "reverse", "exclusive", "final", "dtype", "accumulate", "complete", "chunk",
+    "trace", "function", "method", "spans", "group"};
+constexpr size_t kMostFurther = 4;  // further tensors, which stand behind the others among the operands of a call
 constexpr int64_t kAlignment = 16;  // bytes; scanops.requests.geometry.ALIGNMENT
 
 // Pass Python's error on, through C++ and through autograd's threads. Needs the interpreter's lock.
@@ -46,64 +57,116 @@ inline Reference held(PyObject* object) {
     });
 }
 
-// The type of an option, which precedes its value in a key: True is equal to 1.
-enum Type : int64_t { kNone, kFlag, kNumber, kWord, kDtype, kObject };
-// Places in a key: of the value of Call.dim, and of the type of Call.dtype.
-constexpr size_t kDimAt = 3, kResultAt = 10;
+// An option as part of a key: its type counts too, since True is equal to 1.
+enum class Type : int64_t { kFlag, kNumber, kWord, kDtype, kObject };
+struct Option {
+    Type type;
+    int64_t value;
+};
 
-// An object that is part of a key. The owner of the key keeps it alive.
-inline void append_object(Key& key, PyObject* object) {
-    key.push_back(kObject);
-    key.push_back(static_cast<int64_t>(reinterpret_cast<intptr_t>(object)));
+// The interned strings of kNames, which the names of keyword arguments are, too.
+inline const std::array<PyObject*, kFields>& names() {
+    static const auto all = [] {
+        std::array<PyObject*, kFields> made;
+        for (size_t n = 0; n < kFields; ++n) made[n] = PyUnicode_InternFromString(kNames[n]);
+        return made;
+    }();
+    return all;
 }
 
-// Append a call's options to a key, each with its type. False for a value of any other type, which Python's checks
-// refuse. The order is that of scanops.requests.call.Call.
-inline bool append_options(Key& key, PyObject* options) {
-    if (!PyTuple_Check(options)) return false;
-    for (Py_ssize_t n = 0; n < PyTuple_GET_SIZE(options); ++n) {
-        PyObject* const each = PyTuple_GET_ITEM(options, n);
-        Type type = kNone;
-        int64_t value = 0;
-        if (each == Py_True || each == Py_False) {
-            type = kFlag;
-            value = each == Py_True;
-        } else if (PyLong_CheckExact(each)) {
+// The tensors and the options of a call, as Python names them.
+class CallFields {
+ public:
+    Operands operands;
+
+    CallFields() { operands.resize(kFurther); }
+
+    // Read a field. False for a value of a type that is not read here, which Python's checks refuse. Names that come in
+    // the order of kNames are found at once. Raises TypeError for a name of no field.
+    bool read(PyObject* name, PyObject* value) {
+        const size_t field = find(name);
+        if (value == Py_None) return true;
+        given_ |= uint32_t{1} << field;
+        objects_[field] = value;
+        if (field < kFurther) return read_tensor(operands[field], value);
+        if (field >= kOptions) return read_option(options_[field - kOptions], value, field == kGroup);
+        if (!PyTuple_Check(value) || PyTuple_GET_SIZE(value) > Py_ssize_t{kMostFurther}) return false;
+        for (Py_ssize_t n = 0; n < PyTuple_GET_SIZE(value); ++n) {
+            operands.emplace_back();
+            if (!read_tensor(operands.back(), PyTuple_GET_ITEM(value, n))) return false;
+        }
+        return true;
+    }
+
+    // Put an option in place of what was read.
+    void set(Field field, Option option) {
+        given_ |= uint32_t{1} << field;
+        options_[field - kOptions] = option;
+    }
+
+    // What Python gave for a field; null where that is None.
+    PyObject* object(size_t field) const { return has(field) ? objects_[field] : nullptr; }
+
+    Key key() const {
+        Key key;
+        for (size_t n = 0; n < options_.size(); ++n) {
+            if (!has(kOptions + n)) continue;
+            key.push_back(static_cast<int64_t>(n) * 8 + static_cast<int64_t>(options_[n].type));
+            key.push_back(options_[n].value);
+        }
+        return key;
+    }
+
+ private:
+    bool has(size_t field) const { return given_ >> field & 1; }
+
+    size_t find(PyObject* name) {
+        for (size_t field = next_; field < kFields; ++field) {
+            if (names_[field] != name) continue;
+            next_ = field + 1;
+            return field;
+        }
+        return find_anywhere(name);
+    }
+
+    size_t find_anywhere(PyObject* name) const {
+        for (size_t n = 0; n < kFields; ++n)
+            if (names_[n] == name || PyUnicode_CompareWithASCIIString(name, kNames[n]) == 0) return n;
+        throw py::type_error("a field that no call has");
+    }
+
+    static bool read_tensor(at::Tensor& operand, PyObject* value) {
+        if (!THPVariable_CheckExact(value)) return false;
+        operand = THPVariable_Unpack(value);
+        return true;
+    }
+
+    // The owner of a key with an object in it keeps that alive.
+    static bool read_option(Option& option, PyObject* value, bool is_object) {
+        if (is_object) {
+            option = {Type::kObject, static_cast<int64_t>(reinterpret_cast<intptr_t>(value))};
+        } else if (value == Py_True || value == Py_False) {
+            option = {Type::kFlag, value == Py_True};
+        } else if (PyLong_CheckExact(value)) {
             int overflow = 0;
-            type = kNumber;
-            value = PyLong_AsLongLongAndOverflow(each, &overflow);
+            option = {Type::kNumber, PyLong_AsLongLongAndOverflow(value, &overflow)};
             if (overflow) return false;
-        } else if (PyUnicode_CheckExact(each)) {
-            type = kWord;
-            value = PyObject_Hash(each);  // 64 bits, which no two of a process's operators share
-        } else if (THPDtype_Check(each)) {
-            type = kDtype;
-            value = static_cast<int64_t>(reinterpret_cast<THPDtype*>(each)->scalar_type);
-        } else if (each != Py_None) {
+        } else if (PyUnicode_CheckExact(value)) {
+            option = {Type::kWord, PyObject_Hash(value)};  // 64 bits, which no two of a process's operators share
+        } else if (THPDtype_Check(value)) {
+            option = {Type::kDtype, static_cast<int64_t>(reinterpret_cast<THPDtype*>(value)->scalar_type)};
+        } else {
             return false;
         }
-        key.push_back(type);
-        key.push_back(value);
+        return true;
     }
-    return true;
-}
 
-// Which operands a call has, out of its Inputs: their places as Kept, those of results left empty. False where one is
-// no plain tensor, and where there are others: the fields of Inputs behind `initial`, which only backward passes in
-// Python fill.
-inline bool read_operands(Operands& operands, PyObject* inputs) {
-    constexpr std::array<size_t, 6> places{kX, kMask, kGate, kStarts, kOffsets, kInitial};
-    if (!PyTuple_Check(inputs)) return false;
-    const auto count = static_cast<size_t>(PyTuple_GET_SIZE(inputs));
-    operands.resize(kOperands);
-    for (size_t n = 0; n < count; ++n) {
-        PyObject* each = PyTuple_GET_ITEM(inputs, static_cast<Py_ssize_t>(n));
-        if (each == Py_None) continue;
-        if (n >= places.size() || !THPVariable_CheckExact(each)) return false;
-        operands[places[n]] = THPVariable_Unpack(each);
-    }
-    return operands[kX].defined();
-}
+    uint32_t given_ = 0;  // which fields are not None: values of others are never read
+    std::array<Option, kFields - kOptions> options_;
+    std::array<PyObject*, kFields> objects_;
+    const std::array<PyObject*, kFields>& names_ = names();
+    size_t next_ = 0;  // the field that is looked for first
+};
 
 // Append an operand. Its set of dispatch keys tells lazily negated or conjugated views, subclasses, transforms' wrappers
 // and layouts apart; only what Python found fit was ever learnt.
@@ -138,7 +201,7 @@ inline void append_rest(Key& key, const Operands& operands, int64_t multiprocess
     for (const auto& operand : operands) append_operand(key, operand);
 }
 
-// Which operands a gradient is wanted of, as bits of Kept; none where that is one which has none here, as further
+// Which operands a gradient is wanted of, as bits of Field; none where that is one which has none here, as further
 // tensors of a fused scan have.
 inline std::optional<size_t> find_needs(const Operands& operands) {
     size_t needs = 0;

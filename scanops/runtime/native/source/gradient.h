@@ -32,7 +32,7 @@ Pointer pointer_to(Made* node) {
         return Pointer::unsafe_reclaim_from_nonowning(node);
 }
 
-constexpr size_t kEntered = kKept, kSaved = kKept + 1;  // of a linked call: the carry-in that came from another rank
+constexpr size_t kEntered = kSaved, kHeld = kSaved + 1;  // of a linked call: the carry-in that came from another rank
 
 // What the node of a linked call keeps besides.
 struct Linked {
@@ -63,20 +63,20 @@ class ScanBackward : public torch::autograd::Node {
     void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& given) const override {
         given.collect(adjoint_->number);
         given.collect(held_);
-        for (size_t n = 0; n < kSaved; ++n)
-            if (holds(n)) given.collect(kept_[n], /*is_output=*/n == kY);
+        for (size_t n = 0; n < kHeld; ++n)
+            if (holds(n)) given.collect(saved_[n], /*is_output=*/n == kY);
     }
 
     // Into such a graph: Python's turn, which is operations to who traces it. They go by the policy where it runs.
     torch::autograd::variable_list apply_with_saved(
         const torch::autograd::variable_list& gradients, torch::dynamo::autograd::SwapSavedVariables& saved) override {
         namespace compiled = torch::dynamo::autograd;
-        compiled::ivalue_list kept;
+        compiled::ivalue_list read;
         std::vector<at::TypePtr> types;
-        for (size_t n = 0; n < kSaved; ++n) {
+        for (size_t n = 0; n < kHeld; ++n) {
             if (!holds(n)) continue;
-            saved.before(kept_[n]);
-            kept.emplace_back(kept_[n].unpack(pointer_to(this)));
+            saved.before(saved_[n]);
+            read.emplace_back(saved_[n].unpack(pointer_to(this)));
             types.emplace_back(at::TensorType::get());
         }
         auto turn = [adjoint = adjoint_, held = held_, noted = noted_](
@@ -85,7 +85,7 @@ class ScanBackward : public torch::autograd::Node {
             torch::autograd::variable_list found(kNeeds);
             if (noted == nullptr && !any(asked)) return found;
             Operands given = begun(asked);
-            for (size_t n = 0, next = 0; n < kSaved; ++n)
+            for (size_t n = 0, next = 0; n < kHeld; ++n)
                 given.push_back(held >> n & 1 ? read[next++].toTensor() : at::Tensor());
             const at::Tensor entered = given.pop_back_val();
             if (noted != nullptr && !at::GradMode::is_enabled()) begin(*adjoint, Py_None, noted.get(), given);
@@ -98,32 +98,32 @@ class ScanBackward : public torch::autograd::Node {
             /*is_traceable=*/noted_ == nullptr);
         using Expected = std::vector<std::optional<torch::autograd::InputMetadata>>;
         auto results = compiler->call_function(
-            saved.get_py_compiler(), "apply_functional", bound, gradients, kept,
+            saved.get_py_compiler(), "apply_functional", bound, gradients, read,
             compiled::IValuePacker<Expected>::pack(compiled::get_input_metadata(next_edges())));
-        for (size_t n = 0; n < kSaved; ++n)
-            if (holds(n)) saved.after(kept_[n]);
+        for (size_t n = 0; n < kHeld; ++n)
+            if (holds(n)) saved.after(saved_[n]);
         return results;
     }
 
     void release_variables() override {
         const std::lock_guard<std::mutex> lock(mutex_);
-        for (auto& each : kept_) each.reset_data();
+        for (auto& each : saved_) each.reset_data();
     }
 
     std::string name() const override { return "ScanBackward"; }
 
-    // `tensors` are Kept; `policy` is a word or None.
-    void keep(std::shared_ptr<const Adjoint> adjoint, const Operands& tensors, Reference policy, const Linked& linked) {
+    // `tensors` are fields up to kSaved; `policy` is a word or None.
+    void save(std::shared_ptr<const Adjoint> adjoint, const Operands& tensors, Reference policy, const Linked& linked) {
         adjoint_ = std::move(adjoint);
         policy_ = std::move(policy);
         noted_ = linked.noted;
-        for (size_t n = 0; n < kKept; ++n) {
-            if (!tensors[n].defined() || !(adjoint_->keeps >> n & 1)) continue;
-            kept_[n] = torch::autograd::SavedVariable(tensors[n], /*is_output=*/n == kY);
+        for (size_t n = 0; n < kSaved; ++n) {
+            if (!tensors[n].defined() || !(adjoint_->saves >> n & 1)) continue;
+            saved_[n] = torch::autograd::SavedVariable(tensors[n], /*is_output=*/n == kY);
             held_ |= int64_t{1} << n;
         }
         if (!linked.entered.defined()) return;
-        kept_[kEntered] = torch::autograd::SavedVariable(linked.entered, /*is_output=*/false);
+        saved_[kEntered] = torch::autograd::SavedVariable(linked.entered, /*is_output=*/false);
         held_ |= int64_t{1} << kEntered;
     }
 
@@ -139,11 +139,11 @@ class ScanBackward : public torch::autograd::Node {
         return {gradients[0], gradients.size() > 1 ? gradients[1] : at::Tensor()};
     }
 
-    // What was kept, behind the gradients; returns the carry-in that has entered. Raises where it was changed, or let go
+    // What was saved, behind the gradients; returns the carry-in that has entered. Raises where it was changed, or let go
     // of.
     at::Tensor unpack(Operands& given) {
         const std::lock_guard<std::mutex> lock(mutex_);
-        for (const auto& each : kept_) given.push_back(each.unpack(pointer_to(this)));
+        for (const auto& each : saved_) given.push_back(each.unpack(pointer_to(this)));
         return given.pop_back_val();
     }
 
@@ -200,7 +200,7 @@ class ScanBackward : public torch::autograd::Node {
     std::shared_ptr<const Adjoint> adjoint_;
     Reference policy_, noted_;  // the latter of a linked call
     int64_t held_ = 0;          // which there are of these, as bits
-    std::array<torch::autograd::SavedVariable, kSaved> kept_;
+    std::array<torch::autograd::SavedVariable, kHeld> saved_;
 };
 
 // Needs the interpreter's lock.
@@ -217,10 +217,11 @@ inline void record(
     const bool indexed = results.size() > (entry.final ? 2 : 1);
     PyObject* policy = nullptr;
     if (PyContextVar_Get(surroundings().policy, Py_None, &policy) < 0) raise();
-    Operands kept = operands;
-    kept[kY] = results[0];
-    if (indexed) kept[kIndices] = results[1];
-    node->keep(entry.adjoints[needs], kept, held(py::reinterpret_steal<py::object>(policy).ptr()), linked);  // after the edge, which is part of a result that is kept
+    Operands saved = operands;
+    saved[kY] = results[0];
+    if (indexed) saved[kIndices] = results[1];
+    // After the edge, which is part of a result that is saved.
+    node->save(entry.adjoints[needs], saved, held(py::reinterpret_steal<py::object>(policy).ptr()), linked);
 }
 
 }  // namespace scanops

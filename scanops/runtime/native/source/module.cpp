@@ -1,4 +1,5 @@
-// The module: serve, learn, learn_gradient, their likes for linked calls, clear, patch. See scanops/runtime/native/__init__.py for who calls them.
+// The module: serve, register_call, register_gradient, clear, patch. See scanops/runtime/native/__init__.py for who calls
+// them.
 #include "patch.h"
 
 #include <torch/csrc/Exceptions.h>
@@ -14,114 +15,119 @@ py::tuple tuple_of(const Results& results) {
     return tuple;
 }
 
-// serve(tensors, options): the result, a tuple of several, or None where Python is to serve. The tensors are those of an
-// Inputs, in its order; the options are the fields of a Call.
-PyObject* serve(PyObject*, PyObject* const* given, Py_ssize_t count) {
-    HANDLE_TH_ERRORS
-    Operands operands;
-    Key key;
-    if (count != 2 || !append_options(key, given[1]) || !read_operands(operands, given[0])) Py_RETURN_NONE;
-    const Found found = look_up(std::move(key), operands);
-    if (found.entry == nullptr) Py_RETURN_NONE;
-    const auto found_needs = find_needs(operands);
-    if (!found_needs) Py_RETURN_NONE;
-    const size_t needs = *found_needs;
-    if (needs && (found.entry->adjoints[needs] == nullptr || is_below_autograd())) Py_RETURN_NONE;
-    for (const auto& operand : operands)
-        if (is_dual(operand)) Py_RETURN_NONE;
-    const at::Tensor& offsets = operands[kOffsets];  // the key has their shape, not their values
-    if (offsets.defined() && (offsets.is_inference() || !found.entry->offsets.holds(offsets))) {
-        PyObject* const inputs = given[0];
-        PyObject* const answer = PyObject_CallFunctionObjArgs(
-            surroundings().check_offsets, given[1], PyTuple_GET_ITEM(inputs, 4), PyTuple_GET_ITEM(inputs, 0), nullptr);
-        if (answer == nullptr) raise();
-        Py_DECREF(answer);
-        found.entry->offsets.keep(offsets);
-    }
-    Results results;
-    {
-        const py::gil_scoped_release unlocked;  // the device's queue may be full
-        launch(found, operands, results);
-    }
-    if (needs) record(*found.entry, needs, operands, results);
-    if (results.size() == 1) return THPVariable_Wrap(std::move(results[0]));
-    return tuple_of(results).release().ptr();
-    END_HANDLE_TH_ERRORS
-}
-
-// Append what a linked call is known by before its operands: its options, the group of its ranks, and what needs a
-// gradient, on which its message to them depends. False for options of other types.
-bool append_linked(Key& key, PyObject* options, PyObject* group, size_t needs) {
-    if (!append_options(key, options)) return false;
-    append_object(key, group);
-    key.push_back(static_cast<int64_t>(needs));
-    return true;
+// Append what needs a gradient to the key of a linked call: its message to other ranks depends on it.
+Key key_of(const CallFields& call, size_t needs) {
+    Key key = call.key();
+    if (call.object(kGroup) != nullptr) key.push_back(static_cast<int64_t>(needs));
+    return key;
 }
 
 // Let Python do what follows the launch of a linked call: it may replace the results.
 at::Tensor finish(const Entry& entry, Results& results) {
     const at::AutoGradMode no_grad(false);
-    const py::tuple told = tuple_of(results);
-    const auto found = py::reinterpret_steal<py::object>(PyObject_CallOneArg(entry.finish.get(), told.ptr()));
+    const py::tuple all = tuple_of(results);
+    const auto found = py::reinterpret_steal<py::object>(PyObject_CallOneArg(entry.finish.get(), all.ptr()));
     if (!found) raise();
-    const auto [all, entered] = found.cast<std::pair<py::tuple, py::object>>();
+    const auto [finished, entered] = found.cast<std::pair<py::tuple, py::object>>();
     results.clear();
-    for (const auto& each : all) results.push_back(THPVariable_Unpack(each.ptr()));
+    for (const auto& each : finished) results.push_back(THPVariable_Unpack(each.ptr()));
     return entered.is_none() ? at::Tensor() : THPVariable_Unpack(entered.ptr());
 }
 
-// serve_linked(tensors, options, group): a tuple of results, or None where Python is to serve. The options are what the
-// call is known by, its group besides.
-PyObject* serve_linked(PyObject*, PyObject* const* given, Py_ssize_t count) {
+// Whether forward differentiation has a part in a call. With other ranks it has where it is active at all: Python refuses
+// that.
+bool has_tangents(const Operands& operands, bool is_linked) {
+    if (is_linked) return torch::autograd::ForwardADLevel::try_get_by_idx(0) != nullptr;
+    for (const auto& operand : operands)
+        if (is_dual(operand)) return true;
+    return false;
+}
+
+// The key has the shape of offsets, not their values.
+void check_offsets(const Entry& entry, const CallFields& call) {
+    const at::Tensor& offsets = call.operands[kOffsets];
+    if (!offsets.defined() || (!offsets.is_inference() && entry.offsets.holds(offsets))) return;
+    const auto answer = py::reinterpret_steal<py::object>(PyObject_CallFunctionObjArgs(
+        surroundings().check_offsets, call.object(kOp), call.object(kDim), call.object(kOffsets), call.object(kX),
+        nullptr));
+    if (!answer) raise();
+    entry.offsets.keep(offsets);
+}
+
+// serve(*, x, op, dim, ...), with names of kNames: the result, a tuple of several, or None where Python is to serve. Of a
+// call whose kernels have links to other ranks, as its group is, always a tuple.
+PyObject* serve(PyObject*, PyObject* const* given, Py_ssize_t count, PyObject* given_names) {
     HANDLE_TH_ERRORS
-    Operands operands;
-    Key key;
-    if (count != 3 || !read_operands(operands, given[0])) Py_RETURN_NONE;
-    const auto needs = find_needs(operands);
-    if (!needs || !append_linked(key, given[1], given[2], *needs)) Py_RETURN_NONE;
-    const Found found = look_up(std::move(key), operands);
-    if (found.entry == nullptr || (*needs && is_below_autograd())) Py_RETURN_NONE;
-    if (torch::autograd::ForwardADLevel::try_get_by_idx(0) != nullptr) Py_RETURN_NONE;  // which Python refuses
+    CallFields call;
+    if (count != 0 || given_names == nullptr) throw py::type_error("serve takes keywords alone");
+    for (Py_ssize_t n = 0; n < PyTuple_GET_SIZE(given_names); ++n)
+        if (!call.read(PyTuple_GET_ITEM(given_names, n), given[n])) Py_RETURN_NONE;
+    const Operands& operands = call.operands;
+    if (!operands[kX].defined()) Py_RETURN_NONE;
+    const auto found_needs = find_needs(operands);
+    if (!found_needs) Py_RETURN_NONE;
+    const size_t needs = *found_needs;
+    const Found found = look_up(key_of(call, needs), operands);
+    if (found.entry == nullptr) Py_RETURN_NONE;
     const Entry& entry = *found.entry;
-    const auto noted = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(entry.begin.get()));
-    if (!noted) raise();
+    if (needs && (entry.adjoints[needs] == nullptr || is_below_autograd())) Py_RETURN_NONE;
+    const bool is_linked = entry.begin != nullptr;
+    if (has_tangents(operands, is_linked)) Py_RETURN_NONE;
+    check_offsets(entry, call);
+    Linked linked;
+    if (is_linked) {
+        const auto noted = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(entry.begin.get()));
+        if (!noted) raise();
+        linked.noted = held(noted.ptr());
+    }
     Results results;
     {
         const py::gil_scoped_release unlocked;  // the device's queue may be full, or an emulated kernel waits
         launch(found, operands, results);
     }
-    const at::Tensor entered = entry.finish == nullptr ? at::Tensor() : finish(entry, results);
-    if (*needs) record(entry, *needs, operands, results, {held(noted.ptr()), entered});
+    if (entry.finish != nullptr) linked.entered = finish(entry, results);
+    if (needs) record(entry, needs, operands, results, linked);
+    if (results.size() == 1 && !is_linked) return THPVariable_Wrap(std::move(results[0]));
     return tuple_of(results).release().ptr();
     END_HANDLE_TH_ERRORS
 }
 
 using Numbers = std::vector<int64_t>;
 
-// A launch, of scanops.runtime.native's Launch: (template, reads, launcher).
-Launch launch_of(py::tuple told) {
-    using Told = std::tuple<uintptr_t, unsigned, unsigned, unsigned, Numbers>;
-    using Whole =
-        std::tuple<std::string, Numbers, std::vector<py::tuple>, uintptr_t, uintptr_t, Told, std::pair<int64_t, int64_t>,
-                   uintptr_t>;
-    const auto [arguments, offsets, outputs, function, configure, kernel, workspace, link] = told[0].cast<Whole>();
-    if (arguments.size() > kMostArguments) throw py::type_error("arguments that there is no room for");
+// The named tuples of scanops/runtime are read by the names of their fields.
+template <class Read>
+Read read_field(const py::handle& from, const char* name) {
+    return from.attr(name).cast<Read>();
+}
+
+// A launch, of a NativeLaunch.
+Launch launch_of(const py::handle& given) {
+    const py::object launcher = given.attr("launcher"), binding = given.attr("template");
+    const auto offsets = read_field<Numbers>(binding, "reads");
     Launch launch;
+    const auto arguments = read_field<std::string>(binding, "arguments");
+    if (arguments.size() > kMostArguments) throw py::type_error("arguments that there is no room for");
     launch.arguments.assign(arguments.begin(), arguments.end());
-    for (const auto& [which, place, skip] : told[1].cast<std::vector<std::tuple<int64_t, int64_t, int64_t>>>())
+    for (const auto& [which, place, skip] : read_field<std::vector<std::tuple<int64_t, int64_t, int64_t>>>(given, "reads"))
         launch.reads.push_back({place, offsets.at(which), skip});
-    for (const auto& each : outputs) {
-        const auto dtype = reinterpret_cast<THPDtype*>(each[2].ptr())->scalar_type;
-        launch.outputs.push_back({each[0].cast<int64_t>(), each[1].cast<Numbers>(), dtype});
+    for (const auto& each : binding.attr("outputs")) {
+        const auto [offset, sizes, dtype] = each.cast<std::tuple<int64_t, Numbers, py::object>>();
+        launch.outputs.push_back({offset, sizes, reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type});
     }
-    launch.function = reinterpret_cast<LaunchKernel>(function);
-    const auto [handle, blocks, threads, shared_bytes, parameters] = kernel;
-    if (parameters.size() > kMostParameters) throw py::type_error("parameters that there is no room for");
-    launch.kernel = Kernel{reinterpret_cast<void*>(handle), blocks, threads, shared_bytes, parameters};
+    launch.function = reinterpret_cast<LaunchKernel>(read_field<uintptr_t>(binding, "launch"));
+    const py::object kernel = binding.attr("kernel");
+    launch.kernel = Kernel{
+        reinterpret_cast<void*>(read_field<uintptr_t>(kernel, "handle")), read_field<unsigned>(kernel, "blocks"),
+        read_field<unsigned>(kernel, "threads"), read_field<unsigned>(kernel, "shared_bytes"),
+        read_field<Numbers>(kernel, "parameters")};
+    if (launch.kernel.parameters.size() > kMostParameters)
+        throw py::type_error("parameters that there is no room for");
+    const auto configure = read_field<uintptr_t>(binding, "configure");
     launch.configure = reinterpret_cast<void (*)(unsigned long long, int)>(configure);
-    std::tie(launch.workspace_offset, launch.workspace_bytes) = workspace;
-    launch.launcher = told[2].ptr();
-    launch.link = reinterpret_cast<const volatile uint64_t*>(link);
+    std::tie(launch.workspace_offset, launch.workspace_bytes) =
+        read_field<std::pair<int64_t, int64_t>>(binding, "workspace");
+    launch.launcher = launcher.ptr();
+    launch.link = reinterpret_cast<const volatile uint64_t*>(read_field<uintptr_t>(binding, "link"));
     return launch;
 }
 
@@ -131,62 +137,52 @@ std::shared_ptr<Entry> entry_of(Key key, const Operands& operands, int64_t multi
     entry->launchers = held(launches.ptr());
     append_rest(key, operands, multiprocessors);
     entry->key = std::move(key);
-    for (const auto& each : launches) entry->launches.push_back(launch_of(each.cast<py::tuple>()));
+    for (const auto& each : launches) entry->launches.push_back(launch_of(each));
     return entry;
 }
 
-// learn(options, inputs, final, multiprocessors, launches, adjoints); of adjoints (needs, number, keeps, python)
-PyObject* learn(PyObject*, PyObject* given) {
-    HANDLE_TH_ERRORS
-    using Told = std::vector<std::tuple<size_t, int64_t, int64_t, py::object>>;
-    const auto [options, inputs, final, multiprocessors, launches, adjoints] =
-        py::handle(given).cast<std::tuple<py::tuple, py::tuple, bool, int64_t, py::tuple, Told>>();
-    Operands operands;
-    Key key;
-    if (!append_options(key, options.ptr()) || !read_operands(operands, inputs.ptr()))
-        throw py::type_error("a call that is not read here");
-    const auto entry = entry_of(std::move(key), operands, multiprocessors, launches);
-    entry->final = final;
-    entry->adjoints.resize(size_t{1} << kNeeds);
-    for (const auto& [needs, number, keeps, python] : adjoints)
-        entry->adjoints.at(needs) = std::make_shared<Adjoint>(Adjoint{number, keeps, held(python.ptr()), nullptr});
-    table().put(entry);
-    Py_RETURN_NONE;
-    END_HANDLE_TH_ERRORS
+// What Python has for an attribute; null where that is None.
+Reference held_attribute(const py::handle& from, const char* name) {
+    const py::object found = from.attr(name);
+    return found.is_none() ? nullptr : held(found.ptr());
 }
 
-// learn_linked(options, group, inputs, final, multiprocessors, launches, begin, finish, adjoint); `adjoint` is (number,
-// keeps, python, begin), or None where no gradient is wanted
-PyObject* learn_linked(PyObject*, PyObject* given) {
+CallFields read_fields(const py::handle& fields) {
+    CallFields call;
+    for (const auto& [name, value] : fields.cast<py::dict>())
+        if (!call.read(name.ptr(), value.ptr())) throw py::type_error("a call that is not read here");
+    return call;
+}
+
+// register_call(fields, multiprocessors, launches, final, adjoints, link): a dictionary with names of kNames; tuples of
+// NativeLaunch and of Adjoint; a LinkedCall, or None.
+PyObject* register_call(PyObject*, PyObject* given) {
     HANDLE_TH_ERRORS
-    using Told = std::tuple<int64_t, int64_t, py::object, py::object>;
-    const auto [options, group, inputs, final, multiprocessors, launches, begin, finish, adjoint] =
-        py::handle(given).cast<std::tuple<py::tuple, py::object, py::tuple, bool, int64_t, py::tuple, py::object, py::object,
-                                          std::optional<Told>>>();
-    Operands operands;
-    if (!read_operands(operands, inputs.ptr())) Py_RETURN_NONE;
-    const auto needs = find_needs(operands);
-    Key key;
-    if (!needs || bool(*needs) != adjoint.has_value() || !append_linked(key, options.ptr(), group.ptr(), *needs))
-        Py_RETURN_NONE;
-    const auto entry = entry_of(std::move(key), operands, multiprocessors, launches);
+    const auto [fields, multiprocessors, launches, final, adjoints, link] =
+        py::handle(given).cast<std::tuple<py::dict, int64_t, py::tuple, bool, py::tuple, py::object>>();
+    const CallFields call = read_fields(fields);
+    const auto needs = find_needs(call.operands);
+    if (!needs && !link.is_none()) Py_RETURN_NONE;
+    const auto entry = entry_of(key_of(call, needs.value_or(0)), call.operands, multiprocessors, launches);
     entry->final = final;
-    entry->owner = held(group.ptr());
-    entry->begin = held(begin.ptr());
-    if (!finish.is_none()) entry->finish = held(finish.ptr());
     entry->adjoints.resize(size_t{1} << kNeeds);
-    if (adjoint) {
-        const auto& [number, keeps, python, before] = *adjoint;
-        entry->adjoints[*needs] =
-            std::make_shared<Adjoint>(Adjoint{number, keeps, held(python.ptr()), held(before.ptr())});
+    for (const auto& each : adjoints)
+        entry->adjoints.at(read_field<size_t>(each, "needs")) = std::make_shared<Adjoint>(Adjoint{
+            read_field<int64_t>(each, "number"), read_field<int64_t>(each, "saves"),
+            held_attribute(each, "differentiate"), held_attribute(each, "begin")});
+    if (!link.is_none()) {
+        entry->owner = held(call.object(kGroup));
+        entry->begin = held_attribute(link, "begin");
+        entry->finish = held_attribute(link, "finish");
+        if (*needs && entry->adjoints[*needs] == nullptr) Py_RETURN_NONE;
     }
     table().put(entry);
     Py_RETURN_NONE;
     END_HANDLE_TH_ERRORS
 }
 
-// learn_gradient(number, tensors, multiprocessors, launches, gives); of the tensors None is undefined
-PyObject* learn_gradient(PyObject*, PyObject* given) {
+// register_gradient(number, tensors, multiprocessors, launches, gives); of the tensors None is undefined
+PyObject* register_gradient(PyObject*, PyObject* given) {
     HANDLE_TH_ERRORS
     const auto [number, tensors, multiprocessors, launches, gives] =
         py::handle(given).cast<std::tuple<int64_t, py::tuple, int64_t, py::tuple, Numbers>>();
@@ -240,22 +236,30 @@ PyObject* find_patch(PyObject*, PyObject* given) {
     END_HANDLE_TH_ERRORS
 }
 
-// install(patch, options, is functional, is recorded by autograd, small, sharded, blocks); `small` has the fields of Small
+// install(patch, fields, is functional, is recorded by autograd, small, sharded, blocks); `small` has the fields of Small
 PyObject* install(PyObject*, PyObject* given) {
     HANDLE_TH_ERRORS
-    PyObject *patch, *options, *sharded, *blocks;
+    PyObject *patch, *fields, *small, *sharded, *blocks;
     int is_functional, is_recorded;
-    long long bytes, row_items, column_items, single_bytes;
     if (!PyArg_ParseTuple(
-            given, "OOpp(LLLL)OO", &patch, &options, &is_functional, &is_recorded, &bytes, &row_items, &column_items,
-            &single_bytes, &sharded, &blocks))
+            given, "OOppOOO", &patch, &fields, &is_functional, &is_recorded, &small, &sharded, &blocks))
         return nullptr;
     auto* const found = static_cast<Patch*>(PyCapsule_GetPointer(patch, nullptr));
     if (found == nullptr) return nullptr;
-    const Small small{bytes, row_items, column_items, single_bytes};
-    found->install(options, is_functional, is_recorded, small, sharded, blocks);
+    const py::handle limits(small);
+    const Small read{
+        read_field<int64_t>(limits, "bytes"), read_field<int64_t>(limits, "row_items"),
+        read_field<int64_t>(limits, "column_items"), read_field<int64_t>(limits, "single_bytes")};
+    found->install(read_fields(fields), is_functional, is_recorded, read, sharded, blocks);
     Py_RETURN_NONE;
     END_HANDLE_TH_ERRORS
+}
+
+// The names of the fields from one to another, for Python.
+PyObject* field_names(size_t begin, size_t end) {
+    py::tuple found(end - begin);
+    for (size_t n = begin; n < end; ++n) found[n - begin] = py::str(kNames[n]);
+    return found.release().ptr();
 }
 
 PyMethodDef methods[] = {
@@ -263,11 +267,9 @@ PyMethodDef methods[] = {
     {"clear", clear, METH_NOARGS, nullptr},
     {"find_patch", find_patch, METH_VARARGS, nullptr},
     {"install", install, METH_VARARGS, nullptr},
-    {"learn", learn, METH_VARARGS, nullptr},
-    {"learn_gradient", learn_gradient, METH_VARARGS, nullptr},
-    {"learn_linked", learn_linked, METH_VARARGS, nullptr},
-    {"serve", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(serve)), METH_FASTCALL, nullptr},
-    {"serve_linked", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(serve_linked)), METH_FASTCALL, nullptr},
+    {"register_call", register_call, METH_VARARGS, nullptr},
+    {"register_gradient", register_gradient, METH_VARARGS, nullptr},
+    {"serve", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(serve)), METH_FASTCALL | METH_KEYWORDS, nullptr},
     {"size", size, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -281,5 +283,13 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT, "scanops_native", nullptr, -1, 
 extern "C" __attribute__((visibility("default"))) int scanops_abi() { return SCANOPS_ABI; }
 
 extern "C" __attribute__((visibility("default"))) PyObject* PyInit_scanops_native() {
-    return PyModule_Create(&scanops::definition);
+    HANDLE_TH_ERRORS
+    PyObject* const made = PyModule_Create(&scanops::definition);
+    if (made == nullptr) return nullptr;
+    const py::handle module(made);
+    module.attr("OPERANDS") = py::reinterpret_steal<py::object>(scanops::field_names(0, scanops::kFurther));
+    module.attr("OPTIONS") = py::reinterpret_steal<py::object>(scanops::field_names(scanops::kOptions, scanops::kTrace));
+    module.attr("MOST_FURTHER") = scanops::kMostFurther;
+    return made;
+    END_HANDLE_TH_ERRORS
 }

@@ -34,11 +34,11 @@ struct Small {
 class PatchedKernel : public c10::OperatorKernel {
  public:
     PatchedKernel(
-        c10::SafeKernelFunction torch, c10::SafeKernelFunction python, Key options, bool is_functional,
+        c10::SafeKernelFunction torch, c10::SafeKernelFunction python, CallFields call, bool is_functional,
         bool is_recorded, Small small, PyObject* sharded, PyObject* blocks)
         : torch_(std::move(torch)),
           python_(std::move(python)),
-          options_(std::move(options)),
+          call_(std::move(call)),
           is_functional_(is_functional),
           is_recorded_(is_recorded),
           small_(small),
@@ -82,18 +82,15 @@ class PatchedKernel : public c10::OperatorKernel {
     }
 
     bool launch_learnt(const at::Tensor& x, int64_t dim, const torch::jit::Stack& stack, Results& results) const {
-        Key key = options_;
-        key[kDimAt] = dim;
+        CallFields call = call_;
+        call.set(kDim, {Type::kNumber, dim});
         if (has_dtype_) {
             const auto& dtype = torch::jit::peek(stack, kDtypeAt, count_);
-            if (!dtype.isNone()) {
-                key[kResultAt] = kDtype;
-                key[kResultAt + 1] = static_cast<int64_t>(dtype.toScalarType());
-            }
+            if (!dtype.isNone()) call.set(kDtype, {Type::kDtype, static_cast<int64_t>(dtype.toScalarType())});
         }
-        Operands operands(kOperands);
+        Operands& operands = call.operands;
         operands[kX] = x;
-        const Found found = look_up(std::move(key), operands);
+        const Found found = look_up(call.key(), operands);
         const bool needs = is_recorded_ && at::GradMode::is_enabled() && x.requires_grad();
         if (found.entry == nullptr || is_dual(x)) return false;
         if (needs && (found.entry->adjoints[size_t{1} << kX] == nullptr || has_saving_hooks())) return false;
@@ -109,7 +106,7 @@ class PatchedKernel : public c10::OperatorKernel {
     static bool has_saving_hooks() { return !at::SavedTensorDefaultHooks::get_tls_state().stack.empty(); }
 
     const c10::SafeKernelFunction torch_, python_;
-    const Key options_;  // of a call without dtype, along dimension 0
+    const CallFields call_;  // without dtype, along dimension 0
     const bool is_functional_, is_recorded_;
     const Small small_;
     const Reference sharded_;  // the list of open blocks of scanops.distributed.sharded
@@ -133,12 +130,10 @@ class Patch {
           key_(c10::parseDispatchKey(key)),
           torch_(kernel_of(name_, overload_, key_)) {}
 
-    void install(PyObject* options, bool is_functional, bool is_recorded, Small small, PyObject* sharded,
+    void install(CallFields call, bool is_functional, bool is_recorded, Small small, PyObject* sharded,
                  PyObject* blocks) {
-        Key read;
-        if (!append_options(read, options)) throw py::type_error("options that are not read here");
         auto kernel = std::make_unique<PatchedKernel>(
-            torch_, kernel_of(name_, overload_, key_), std::move(read), is_functional, is_recorded, small, sharded, blocks);
+            torch_, kernel_of(name_, overload_, key_), std::move(call), is_functional, is_recorded, small, sharded, blocks);
         library_ = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key_, "scanops", 0);
         const std::string whole = overload_.empty() ? name_ : name_ + "." + overload_;
         library_->impl(whole.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::move(kernel)));

@@ -1,4 +1,4 @@
-// What was learnt of calls that Python has served; to look a call up, make room for its results and launch.
+// What Python has registered of calls that it has served; to look a call up, make room for its results and launch.
 #pragma once
 
 #include "call.h"
@@ -11,7 +11,7 @@
 
 namespace scanops {
 
-constexpr size_t kMostArguments = 4096;  // bytes of ScanArguments; learn() checks
+constexpr size_t kMostArguments = 4096;  // bytes of ScanArguments; launch_of() checks
 constexpr size_t kMostParameters = 32;   // of a kernel; likewise
 
 struct Output {
@@ -63,7 +63,7 @@ struct Launch {
 // What is asked of the gradient, where that of some inputs is wanted.
 struct Adjoint {
     int64_t number;    // what its passes are known by
-    int64_t keeps;     // bits of Kept
+    int64_t saves;     // bits of Field
     Reference python;  // (policy, tensors) -> gradients of kNeeds; of a linked call (policy, tensors, entered, noted)
     Reference begin;   // of a linked call: (policy, noted, gradients of result and carry-out) -> both, or None for these
 };
@@ -150,7 +150,7 @@ struct Surroundings {
     PyObject* emulation = nullptr;  // the ContextVar
     PyObject* policy = nullptr;     // likewise
     PyObject* failed = nullptr;     // (launcher, code, again, device, stream): raises, or the launch is made again
-    PyObject* check_offsets = nullptr;  // (options, offsets, x): raises for offsets that are none
+    PyObject* check_offsets = nullptr;  // (op, dim, offsets, x): raises for offsets that are none
     PyObject* workspace = nullptr;  // (launcher, device, stream): a tensor; the device of a CPU is -1
     PyObject* enter = nullptr;      // (launcher): before a launch with a link whose words have changed
     PyObject* abandon = nullptr;    // (launcher): after one that failed, for which other ranks wait
