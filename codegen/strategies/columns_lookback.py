@@ -81,6 +81,10 @@ NARROW_LANES = 32  # bool to int64, 64 x 4096 x 512: 0.84
 # Of a thread, each of which takes a register however small its items are. Two of states of 8 bytes: bfloat16,
 # 3 x 13711 x 455 with an expression has 0.46, with 4 columns 0.31. Greater states take the registers of both.
 STRIDED_COLUMNS, STRIDED_STATE = 4, 8
+# Few columns of greater states: the gradient of cummax in bfloat16, 1 x 43321 x 65, has 0.62 in tiles of 16 columns and
+# 24 rows a thread, 0.25 in tiles of 32 and 6 rows; flags of steps, 3 x 31384 x 65, 0.33 in groups of 8 tiles, 0.25 of
+# 32.
+MOST_ROWS, STATE_BYTES, HEAVY_GROUP, LIGHT_VECTOR = 24, 288, 8, 4
 STRIDED_LANES = 32  # when inner is odd: 64 x 4096 x 1001 has 0.83, 16 lanes 0.71, a column a lane 0.54
 # splits a column tile further: fewer totals per byte. 1 x 4194304 x 64: 0.80, in one column tile 0.77
 ONE_TILE_LANES = 8
@@ -109,6 +113,8 @@ def fits(key: KernelKey) -> bool:
         return False
     if not key.is_few:
         if spec.inner * spec.out.bytes < LINE_BYTES:
+            return False
+        if column_tile.column_width(spec) == 1 and spec.capacity <= SHORT:  # small blocks are as fast
             return False
         # A loop has more halves in flight than registers hold, unless states take the registers.
         short = spec.capacity <= LONGEST_LOOP
@@ -213,6 +219,9 @@ def _plan(key: KernelKey) -> ColumnsLookbackPlan:
         return _fill(spec, target, vector, lanes, threads, items, shape, group=GROUP)
     threads, items, blocks = THREADS, column_tile.register_rows(spec, vector, strided_columns=strided, few=few), BLOCKS
     lanes = STRIDED_LANES if strided else LANES
+    group, stretch = (GROUP, STRETCH) if few else (1, 1)
+    if few and heavy and not narrow and vector < LIGHT_VECTOR:  # longer tiles of fewer columns make shorter chains
+        items, lanes, group = column_tile.fit_rows(spec, vector, MOST_ROWS, STATE_BYTES), LANES, HEAVY_GROUP
     is_one_tile = few and not strided and spec.inner <= LANES * vector
     if is_one_tile:
         lanes = ONE_TILE_LANES
@@ -233,7 +242,6 @@ def _plan(key: KernelKey) -> ColumnsLookbackPlan:
         items = column_tile.odd_rows(spec, vector, items) if column_tile.is_narrow(spec, target) else items
         items = items if spec.aligned else (items - 1) | 1  # no padding between the rows of lanes
     lanes = min(column_tile.lanes_across(spec, vector, lanes), threads // vector)
-    group, stretch = (GROUP, STRETCH) if few else (1, 1)
     made = _fill(
         spec, target, vector, lanes, threads, items, tile,
         strided_columns=strided, stages=int(staged), blocks=blocks, group=group, stretch=stretch,
