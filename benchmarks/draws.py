@@ -19,7 +19,7 @@ import torch
 import scanops
 from benchmarks.fusion import decay, decay_and_step
 
-__all__ = ["Draw", "draw", "worst_difference"]
+__all__ = ["KNOWN", "Draw", "draw", "worst_difference"]
 
 LEAST_BYTES, MOST_BYTES = 2**16, 2**30  # of a call; log-uniform between them
 SMALL_BYTES = 2**8, 2**13  # of calls for the emulator
@@ -249,6 +249,44 @@ def draw(seed: int, number: int, *, small: bool = False) -> Draw:
     return Draw(
         number=number, op=op, fused=fused, dtype=dtype, layout=layout, shape=shape, dim=dim, trains=trains, **options
     )
+
+
+def _known() -> Iterator[Draw]:
+    """Yield the calls of classes that were slow once: the same in every run, beside those that are drawn."""
+    f32, bf16, i32, f64 = torch.float32, torch.bfloat16, torch.int32, torch.float64
+    calls: tuple[tuple[str, torch.dtype, tuple[int, ...], int, dict[str, Any]], ...] = (
+        ("linear", f32, (1024, 24), 0, {"gate": "constant", "segments": "flags"}),
+        ("linear", f32, (4096, 4096), 0, {"gate": "for each channel", "segments": "flags"}),
+        ("sum", f32, (2**26,), 0, {"segments": "short offsets"}),
+        ("sum", f32, (10**6, 64), 1, {"segments": "short offsets"}),
+        ("linear", f32, (10**6, 64), 1, {"gate": "full", "segments": "short offsets", "trains": True}),
+        ("logcumsumexp", f32, (2**26,), 0, {}),
+        ("logcumsumexp", f32, (64, 1000, 100), 1, {}),
+        ("logcumsumexp", f32, (65536, 512), 1, {}),
+        ("logcumsumexp", bf16, (8, 4096, 2560), 1, {"trains": True}),
+        ("cummax", f32, (8, 4096, 2048), 1, {}),
+        ("cummax", f32, (8, 4096, 2048), 1, {"trains": True}),
+        ("linear", bf16, (8, 4096, 2560), 1, {"gate": "full", "trains": True}),
+        ("prod", bf16, (8, 4096, 2560), 1, {"trains": True}),
+        ("sum", bf16, (8, 4096, 2560), 1, {"trains": True}),
+        ("linear", bf16, (8, 4096, 2560), 1, {"fused": "gated recurrence", "trains": True}),
+        ("sum", f32, (512, 131072), 1, {"trains": True}),
+        ("linear", f32, (512, 100000), 1, {"gate": "full", "trains": True}),
+        ("sum", f32, (64, 16384), 1, {}),
+        ("sum", f32, (64, 32768), 1, {}),
+        ("sum", i32, (64, 4096, 512), 1, {}),
+        ("linear", f32, (16, 2048, 128), 1, {"gate": "full"}),
+        ("linear", bf16, (16, 2048, 128), 1, {"gate": "full", "trains": True}),
+        ("linear", f64, (16, 2048, 128), 1, {"gate": "full", "trains": True}),
+    )
+    for number, (op, dtype, shape, dim, options) in enumerate(calls):
+        layout = (
+            "one line" if len(shape) == 1 else "rows" if dim == len(shape) - 1 else "columns" if not dim else "middle"
+        )
+        yield Draw(number=number, op=op, dtype=dtype, layout=layout, shape=shape, dim=dim, **options)
+
+
+KNOWN = tuple(_known())
 
 
 def _one_of(pick: random.Random, weights: Mapping[Any, int]) -> Any:

@@ -14,7 +14,7 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ import torch
 
 import scanops
 from benchmarks.common import Row, aligned, append_line, parser, require_gpu
-from benchmarks.draws import Draw, draw, worst_difference
+from benchmarks.draws import KNOWN, Draw, draw, worst_difference
 from benchmarks.forms import PRETENDED, forms
 from benchmarks.timing import Timer, percentile
 from scanops.processes import jobs_that_fit
@@ -69,13 +69,12 @@ def pretend(device: Device) -> Iterator[None]:
         yield
 
 
-def build_part(seed: int, numbers: Sequence[int], device: Device) -> None:
+def build_part(calls: Iterable[Draw], device: Device) -> None:
     """Build the kernels of these calls, in a process that has not used a GPU."""
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "SCANOPS_NATIVE": "0"}
     torch.set_num_threads(1)
     with pretend(device):
-        for number in numbers:
-            each = draw(seed, number)
+        for each in calls:
             try:
                 operands = each.operands("cpu", filled=False)
                 for leaf in each.leaves(operands).values():
@@ -83,18 +82,16 @@ def build_part(seed: int, numbers: Sequence[int], device: Device) -> None:
                 each.run(operands, each.gradients("cpu", filled=False))
             except Exception as problem:  # which the call that is timed reports
                 words = f"{type(problem).__name__}: {str(problem)[:200]}"
-                print(f"{number}: {each}: not built: {words}", file=sys.stderr, flush=True)
+                print(f"{each.number}: {each}: not built: {words}", file=sys.stderr, flush=True)
 
 
-def build(seed: int, count: int, device: Device) -> None:
+def build(calls: Sequence[Draw], device: Device) -> None:
     """Build the kernels of all calls in as many processes as fit."""
     parts, context = jobs_that_fit(), multiprocessing.get_context("fork")  # children find modules as this process does
     workers = [
         context.Process(target=native.get, kwargs={"build": True})
     ]  # the C++ call path, which the others do without
-    workers += [
-        context.Process(target=build_part, args=(seed, range(part, count, parts), device)) for part in range(parts)
-    ]
+    workers += [context.Process(target=build_part, args=(calls[part::parts], device)) for part in range(parts)]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -184,38 +181,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--seconds", type=float, default=220, help="of the whole run, builds included")
     options.add_argument("--calls", type=int, default=0, help="that are drawn; by default as many as fit")
     options.add_argument("--only", type=int, nargs="*", help="measure the calls of these numbers")
+    options.add_argument("--known", action="store_true", help="measure classes that were slow once, in place of draws")
     options.add_argument("--small", action="store_true", help="small calls in the emulator, which are not timed")
     options.add_argument("--target", default=PRETENDED.target, help="of the kernels that are built beforehand")
     options.add_argument("--multiprocessors", type=int, default=PRETENDED.multiprocessors, help="of that GPU")
     given = options.parse_args(arguments)
     began, count = time.perf_counter(), given.calls or int(CALLS_A_SECOND * given.seconds)
     with contextlib.ExitStack() as block:
+        numbers = given.only or range(count)
+        calls = KNOWN if given.known else [draw(given.seed, number, small=given.small) for number in numbers]
         if given.small:
             block.enter_context(scanops.emulate())
             device, timer = "cpu", None
         else:
-            if not given.only:
-                build(given.seed, count, Device(given.target, given.multiprocessors))
-                print(f"{count} calls, kernels built in {time.perf_counter() - began:.0f} s", flush=True)
+            build(calls, Device(given.target, given.multiprocessors))
+            print(f"{len(calls)} calls, kernels built in {time.perf_counter() - began:.0f} s", flush=True)
             require_gpu()
             device, timer = "cuda", Timer(BUDGET)
             block.enter_context(forms("cubin"))
-        numbers = given.only or range(count)
-        draws = (draw(given.seed, number, small=given.small) for number in numbers)
-        rows, failed = measure_all(draws, device, timer, given.output, began + given.seconds, given.seed)
+        seed = None if given.known else given.seed
+        rows, failed = measure_all(calls, device, timer, given.output, began + given.seconds, seed)
     timed = [row for row in rows if "us" in row]
     print(format_report(timed) if timed else f"{len(rows)} calls are right")
     seconds = time.perf_counter() - began
-    print(f"seed {given.seed}: {len(rows)} calls in {seconds:.0f} s, {failed} wrong or failed")
+    print(f"seed {seed}: {len(rows)} calls in {seconds:.0f} s, {failed} wrong or failed")
     return min(1, failed)
 
 
 def measure_all(
-    draws: Iterator[Draw], device: str, timer: Timer | None, output: Path | None, until: float, seed: int
+    calls: Iterable[Draw], device: str, timer: Timer | None, output: Path | None, until: float, seed: int | None
 ) -> tuple[list[Row], int]:
     """Measure calls until a time on the clock; return their figures, and the number of those that are wrong or fail."""
     rows, failed = list[Row](), 0
-    for each in draws:
+    for each in calls:
         if time.perf_counter() > until:
             break
         try:
