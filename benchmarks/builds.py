@@ -33,6 +33,7 @@ from scanops.build_request import BuildRequest
 from scanops.builders import nvrtc
 from scanops.builders.programs import parse_ptxas
 from scanops.builders.toolchain import find_nvcc
+from scanops.codegen.headers import inline_headers
 from scanops.codegen.kernel_key import KernelKey, variant_for
 from scanops.codegen.planner import plan_kernel
 from scanops.codegen.source import render
@@ -190,7 +191,7 @@ class Cost:
 def measure(key: KernelKey, compiler: str) -> Cost:
     """Compile one kernel. Raises Refusal."""
     target, plan = key.target, plan_kernel(key)
-    text = render(plan)
+    text = inline_headers(render(plan))
     done = COMPILERS[compiler](text, target)
     used = parse_ptxas(done.words)
     assert used is not None, done.words

@@ -21,6 +21,7 @@ from pathlib import Path
 from benchmarks.builds import by_nvcc
 from scanops import make_plan
 from scanops.builders.programs import parse_ptxas
+from scanops.codegen.headers import inline_headers
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET, occupancy, target_named
@@ -97,7 +98,7 @@ def usual(text: str) -> str:
 def report(slug: str, target: str, loop: bool, folder: Path, listed: bool, short: bool = True) -> str:
     """Compile a kernel and return its line of the report."""
     plan = make_plan(ScanSpec.parse(slug), target)
-    text, cubin = render(plan), folder / "kernel.cubin"
+    text, cubin = inline_headers(render(plan)), folder / "kernel.cubin"
     done = by_nvcc(usual(text) if short else text, target)
     cubin.write_bytes(done.cubin)
     used = parse_ptxas(done.words)

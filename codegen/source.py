@@ -1,8 +1,7 @@
 """Rendering: a plan to CUDA text through the template of its strategy, below a banner.
 
-A template prints the types, the operator's functions, the parameters and the kernel, and names the headers among which
-the text finds the rest. Headers, in templates/headers, are C++ over named constants. As a linker takes from a library
-what a program calls, ``link`` takes from headers the sections that declare names which are used.
+A template prints what only the generator knows: types, constants, the operator's functions, parameters, which headers
+there are, and the kernel. Headers, in templates/headers, are CUDA C++ over these names: see headers.py.
 """
 
 from __future__ import annotations
@@ -10,34 +9,20 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable
 
 import jinja2
 
 from scanops.codegen.abi import ABI
-from scanops.codegen.headers import inline_headers, list_headers
+from scanops.codegen.headers import inline_headers, select_constants, select_headers
 from scanops.codegen.lines import key_for
 from scanops.codegen.planner import STRATEGIES, plan_kernel
 from scanops.codegen.spec import ScanSpec, spec_of
 from scanops.codegen.strategies.base import Plan
 from scanops.codegen.targets import DEFAULT_TARGET, target_named
 
-WORD = re.compile(r"[A-Za-z_]\w*")
-QUALIFIED = re.compile(r"(?:([A-Za-z_]\w*)::)?([A-Za-z_]\w*)")
-NAMESPACE = re.compile(r"^namespace (\w+) \{$", re.MULTILINE)
-SECTION = "//@"  # begins a line of a header: the names after it are declared from here to the next such line
-HEADING = "// ----"  # begins a comment above sections
 SHORT = 52  # characters of a value that is returned on the line of its function
 HOST_SIDE = "#ifndef __CUDACC_RTC__  // host side"  # begins the launcher's part of a text
-
-
-class Section(NamedTuple):
-    """Lines of a header that are there if one of the names that they declare is used; without names, always."""
-
-    space: str  # the namespace around it, if any
-    names: tuple[str, ...]
-    text: str
 
 
 def generate(spec: ScanSpec | str, target: str = DEFAULT_TARGET, *, lines: int | None = None) -> str:
@@ -72,15 +57,16 @@ def _name_tuned(plan: Plan) -> str:
 
 
 def render(plan: Plan, launcher: str = "") -> str:
-    """Return the CUDA source of a plan, banner included; a ``launcher`` replaces the host side of the text.
+    """Return the CUDA source of a plan, banner included; with a ``launcher`` in place of the host side, to hand over.
 
-    Then the banner has no digest, as it is that of the text of a library.
+    Then headers are in place, and the banner has no digest, as it is that of the text of a library.
     """
     jinja = environment()
-    device, host_side, host = jinja.get_template(plan.template).render(plan=plan).partition(HOST_SIDE)
-    body = link(device) + "\n" + host_side + host
-    digest = None if launcher else hashlib.sha256(inline_headers(body).encode()).hexdigest()[:16]
-    body = body.partition(HOST_SIDE)[0] + launcher if launcher else body
+    body, digest = _tidy(jinja.get_template(plan.template).render(plan=plan)), None
+    if launcher:
+        body = inline_headers(body.partition(HOST_SIDE)[0]) + launcher
+    else:
+        digest = hashlib.sha256(inline_headers(body).encode()).hexdigest()[:16]
     return jinja.get_template("banner.j2").render(plan=plan, digest=digest, tuned=_name_tuned(plan)) + body
 
 
@@ -96,64 +82,18 @@ def environment() -> jinja2.Environment:
         autoescape=False,  # the output is CUDA, not HTML
     )
     environment.filters |= {"inset": _inset, "each": _each, "returned": _return}
+    environment.filters |= {"headers_for": select_headers, "named_in": select_constants}
     environment.globals["abi"] = ABI
     return environment
 
 
-def link(text: str) -> str:
-    """Return the text with those sections of headers that declare names which the text after them uses.
-
-    A line ``//@ names`` begins a section; one without names begins text that is always there. As a name is declared
-    before it is used, one pass from the end is enough. A name of a namespace is used within it, or
-    where it is qualified. Lines that begin sections are left out, and headings of nothing.
-    """
-    sections = list(_sections(text))
-    declared = {(each.space, name) for each in sections for name in each.names}
-    spaces = {each.space for each in sections if each.space}
-    used = {("", name) for each in list_headers(text).values() for name in WORD.findall(each)}
-    kept: list[str] = []
-    below = False  # whether something below the next heading is kept
-    for section in reversed(sections):
-        is_heading = section.text.startswith(HEADING) and "\n" not in section.text.strip("\n")
-        is_used = not section.names or any((section.space, name) in used for name in section.names)
-        if (below if is_heading else is_used) and section.text.strip("\n"):
-            below = not is_heading
-            kept.append(section.text)
-            code = " ".join(line.partition("//")[0] for line in section.text.splitlines())
-            for qualifier, name in QUALIFIED.findall(code):
-                if qualifier in spaces:
-                    used.add((qualifier, name))
-                else:  # of the namespace around the section, if that declares it
-                    names = ((section.space, word) for word in (qualifier, name))
-                    used.update(each if each in declared else ("", each[1]) for each in names)
-    printed = "".join(_space_out(kept[::-1])).splitlines()
-    linked = "".join(line + "\n" for line in printed if line == "" or line.strip())  # no line of an empty expression
-    while "\n\n\n" in linked:  # where a template left something out
-        linked = linked.replace("\n\n\n", "\n\n")
-    return linked
-
-
-def _sections(text: str) -> Iterator[Section]:
-    """Yield the sections of a text, each with the namespace around it."""
-    space = ""
-    for section in ("\n" + text).split("\n" + SECTION):
-        names, _, lines = section.partition("\n")
-        if begin := NAMESPACE.search(lines):
-            space = begin[1]
-        yield Section(space, tuple(WORD.findall(names)), lines)
-        if f"}}  // namespace {space}" in lines:
-            space = ""
-
-
-def _space_out(sections: list[str]) -> Iterator[str]:
-    """Yield sections, with blank lines above headings and comments, and around what is longer than a line."""
-    was_long, was_comment = False, True
-    for section in sections:
-        lines = section.strip("\n")
-        is_long, is_heading = "\n" in lines, lines.startswith(HEADING)
-        is_comment = all(line.startswith("//") for line in lines.split("\n"))  # of the section that follows
-        yield "\n" * (is_heading or (not was_comment and (is_long or was_long or is_comment))) + lines + "\n"
-        was_long, was_comment = is_long, is_comment
+def _tidy(text: str) -> str:
+    """Return a text without lines of empty expressions, and with one blank line around headers and the kernel."""
+    text = "".join(line + "\n" for line in text.splitlines() if line == "" or line.strip())
+    text = re.sub(r'^(?=#include "headers/|extern "C" __global__)', "\n", text, flags=re.MULTILINE)
+    text = re.sub(r'^(#include "headers/.*\n)(?!\n*#include)', r"\1\n", text, flags=re.MULTILINE)
+    text = re.sub(r'^(#include "headers/.*\n)\n+(?=#include "headers/)', r"\1", text, flags=re.MULTILINE)
+    return re.sub("\n{3,}", "\n\n", text).rstrip("\n") + "\n"  # where a template left something out
 
 
 def _inset(text: str, columns: int) -> str:

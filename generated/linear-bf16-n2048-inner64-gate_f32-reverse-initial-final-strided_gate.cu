@@ -7,20 +7,20 @@
 // numbers  measured: columns strided, rows up to 8192, any GPU
 //          tuned: threads, items, columns, vector, strided_columns, stages, blocks; the others follow from the spec
 // target   sm_90
-// content  sha256 7e1d821fcf94b8a9 of everything below this banner
+// content  sha256 9a302e0029c37e26 of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
 #include <cuda_runtime.h>
 #endif
 
+#include "headers/warp.cuh"
+
 typedef unsigned short Input;  // bfloat16
 typedef float Gate;  // float32
 typedef float Output;  // float32
-
 typedef float Carry;  // float32: carry-in and carry-out of a line
 typedef float Value;  // accumulator type
-
 struct State {  // scan state of a contiguous range of items
     Value gate;
     Value value;
@@ -28,43 +28,43 @@ struct State {  // scan state of a contiguous range of items
 
 // ---- the plan: columns
 typedef int Position;  // holds any position in a line, one tile past its end included
-constexpr int kWarpThreads = 32;
-constexpr unsigned kFullMask = 0xffffffffu;  // all threads of a warp
-constexpr int kLength = 2048;  // items per line
-constexpr bool kReverse = true;  // scan from the last item to the first
-constexpr int kBlockThreads = 512;  // threads per block
-constexpr int kBlockWarps = 16;  // warps per block
-constexpr int kBlocksPerSm = 1;  // least resident blocks per multiprocessor
-constexpr int kRunItems = 16;  // rows per thread and tile
-constexpr int kThreadColumns = 1;  // columns per thread
-constexpr int kLanes = 32;  // threads side by side across a column tile
-constexpr int kColumnTiles = 2;  // column tiles across the columns
-constexpr bool kPartialColumns = false;  // the last tile has fewer columns
-constexpr bool kStridedColumns = false;  // a thread's columns are kLanes apart, and accessed one by one
-constexpr bool kRealigns = false;  // rows start between the boundaries of vector loads
-constexpr bool kExchangesRows = false;  // lanes exchange rows in shared memory
-constexpr bool kLoops = true;  // a column has several tiles
-constexpr bool kExclusive = false;  // a result is the prefix before its item
-constexpr bool kComplete = false;  // a line has one result more than items
-constexpr bool kUneven = false;  // the last tile of a line is partial
-constexpr bool kSeveralOperands = true;  // each item is made of several operands
-constexpr bool kSerial = true;  // each result is computed from the one before it
-constexpr bool kAppends = true;  // a single item is appended by an operation of its own
-constexpr int kInner = 64;  // columns side by side: the stride of the scanned dimension
-constexpr int kStridedOperands = 4;  // operands that may have strides of their own
+inline constexpr int kLength = 2048;  // items per line
+inline constexpr bool kReverse = true;  // scan from the last item to the first
+inline constexpr int kBlockThreads = 512;  // threads per block
+inline constexpr int kBlockWarps = 16;  // warps per block
+inline constexpr int kBlocksPerSm = 1;  // least resident blocks per multiprocessor
+inline constexpr int kRunItems = 16;  // rows per thread and tile
+inline constexpr int kThreadColumns = 1;  // columns per thread
+inline constexpr int kLanes = 32;  // threads side by side across a column tile
+inline constexpr int kColumnTiles = 2;  // column tiles across the columns
+inline constexpr bool kPartialColumns = false;  // the last tile has fewer columns
+inline constexpr bool kStridedColumns = false;  // a thread's columns are kLanes apart, and accessed one by one
+inline constexpr bool kRealigns = false;  // rows start between the boundaries of vector loads
+inline constexpr bool kExchangesRows = false;  // lanes exchange rows in shared memory
+inline constexpr bool kLoops = true;  // a column has several tiles
+inline constexpr bool kZeroFills = false;  // items that do not exist are 0
+inline constexpr bool kExclusive = false;  // a result is the prefix before its item
+inline constexpr bool kComplete = false;  // a line has one result more than items
+inline constexpr bool kUneven = false;  // the last tile of a line is partial
+inline constexpr bool kSeveralOperands = true;  // each item is made of several operands
+inline constexpr bool kSerial = true;  // each result is computed from the one before it
+inline constexpr bool kCompensates = false;  // a total regains the rounding errors of its steps
+inline constexpr bool kExtends = false;  // a thread's total is first computed with fewer instructions
+inline constexpr bool kQuick = false;  // results as well are made with fewer instructions, where no line begins
+inline constexpr bool kWithin = false;  // a result before an item has fields of the item, or of its segment alone
+inline constexpr bool kAppends = true;  // a single item is appended by an operation of its own
+inline constexpr int kInner = 64;  // columns side by side: the stride of the scanned dimension
+inline constexpr int kStridedOperands = 4;  // operands that may have strides of their own
+inline constexpr bool kResumes = false;  // segments have a carry-in
+inline constexpr bool kConvertsBfloat = true;  // the target converts to bfloat16
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
-#ifdef __CUDACC__
-__device__ __forceinline__ float bfloat_to_float(unsigned short bits) {
-    float value;
-    asm("mov.b32 %0, { %1, %2 };" : "=f"(value) : "h"((unsigned short)0), "h"(bits));
-    return value;
-}
-#endif
+#include "headers/half_types.cuh"
+#include "headers/functions.cuh"
 
 // ---- operator linear: y[i] = g[i] * y[i-1] + x[i]
-__device__ __forceinline__ bool is_zero(Value x) { return !(x != 0); }
 __device__ __forceinline__ State identity() { return {1, 0}; }
+
 __device__ __forceinline__ State lift(Value x, Value g) { return {g, x}; }
 
 __device__ __forceinline__ State combine(State older, State newer) {
@@ -82,6 +82,7 @@ __device__ __forceinline__ State append(State older, State newer) {
 }
 
 __device__ __forceinline__ State element(Input x, Gate g) { return lift(bfloat_to_float(x), g); }
+
 __device__ __forceinline__ Output output_of(State state) { return state.value; }
 
 // Carry-in: the state of a result that is carried in.
@@ -93,68 +94,9 @@ __device__ __forceinline__ State begin_line(const Carry* carry_in) {
 // Carry-out: the result of the whole line.
 __device__ __forceinline__ Carry end_line(State state) { return state.value; }
 
-// Lowest index in memory of `items` items of a line, from a scan position on.
-__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
-    return kReverse ? length - items - position : position;
-}
-
-// The items of a line, of which a complete scan has one less than results.
-__device__ __forceinline__ constexpr Position items_in(Position length) { return length - kComplete; }
-
-constexpr int kMostDims = 24;  // of a tensor with strides of its own
-
-// ---- operands with strides: sizes and strides, in items, of the dimensions that are not scanned
-struct Strides {
-    long long stride[kMostDims], step;  // a step is the stride of the scanned dimension
-};
-
-struct Geometry {
-    int rank;
-    long long size[kMostDims];
-    Strides operand[kStridedOperands];
-};
-
-__device__ __forceinline__ long long line_offset(long long line, const Geometry& geometry, const Strides& strides) {
-    long long offset = 0;
-    for (int d = geometry.rank - 1; d >= 0; --d) {
-        const long long rest = line / geometry.size[d];  // one division: it takes dozens of instructions
-        offset += (line - rest * geometry.size[d]) * strides.stride[d];
-        line = rest;
-    }
-    return offset;
-}
-
-enum LayoutFlags {
-    kDense = 1,        // lies as the output
-    kContiguous = 2,   // items of a line are adjacent, lines begin anywhere
-    kMisaligned = 4,   // lines begin off the output's vector loads
-    kFlat = 8,         // a warp copies its rows as one range
-    kRepeated = 16,    // another operand once more, read further on
-    kFirst = 32,       // the first operand that is read
-    kAlongLine = 64,   // transposed: contiguous are the items of a line
-    kPerStep = 128,    // one item for all columns of a thread
-};
-
-template <int flags, int geometry, int shift, int access = 1>
-struct OperandLayout {
-    static constexpr bool kIsDense = flags & kDense;
-    static constexpr bool kInRows = flags & kContiguous;
-    static constexpr bool kIsShifted = flags & kMisaligned;
-    static constexpr bool kIsFlat = flags & kFlat;
-    static constexpr bool kIsRepeated = flags & kRepeated;
-    static constexpr bool kIsFirst = flags & kFirst;
-    static constexpr bool kIsAlong = flags & kAlongLine;
-    static constexpr bool kIsPerStep = flags & kPerStep;
-    static constexpr int kGeometry = geometry;  // its place in Geometry
-    static constexpr int kShift = shift;        // items by which it is read further on in scan order
-    static constexpr int kAccess = access;      // transposed: items that a lane copies at once
-};
-
-template <class Item>
-using PointerTo = Item*;
-
-template <class Item>
-using ConstPointerTo = const Item*;
+#include "headers/memory.cuh"
+#include "headers/geometry.cuh"
+#include "headers/operand_layout.cuh"
 
 template <template <class> class Of>
 struct Operands {
@@ -180,244 +122,19 @@ __device__ __forceinline__ void for_each_output(Use use, Packs&... packs) {
     use(packs.y...);
 }
 
-// ---- a column tile: kTileColumns columns, of which a thread takes kThreadColumns; its rows in tiles of kTileItems
-constexpr int kTileColumns = kLanes * kThreadColumns;
-constexpr int kTileItems = kBlockThreads / kLanes * kRunItems;
-constexpr int kWarpRows = kWarpThreads / kLanes * kRunItems;  // rows in a warp's part of a tile
-constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
-constexpr int kPitch = kStridedColumns ? 1 : kThreadColumns;  // columns from one thread to the next
-constexpr int kSpacing = kStridedColumns ? kLanes : 1;  // columns between those of a thread
-constexpr int kStride = kExchangesRows ? kWarpThreads / kLanes : 1;  // rows from one access of a thread to its next
-static_assert(kWarpThreads % kLanes == 0, "whole rows of a column tile");
-
-// The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
-__device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
-
-template <typename Item, int count = kThreadColumns>
-struct alignas(alignment_of(count * sizeof(Item))) Access {  // one access: a thread's columns of a row
-    Item column[count];
-};
-
-template <typename Item>
-struct Rows {
-    Access<Item> row[kRunItems];
-};
-
-typedef Operands<Rows> TileRows;  // a thread's rows of a tile, of every operand with an item per row
-
-template <class Item>
-using OneRow = Access<Item>;
-
-typedef Outputs<OneRow> Results;  // of a thread's columns in one row
-
-typedef Access<State> States;  // one per column
-typedef States ThreadState;    // of a row of a thread
+#include "headers/column_tile.cuh"
 
 struct Items {  // states of a thread's consecutive items, or rows
     ThreadState item[kRunItems];
 };
 
-// The states that a function gives for each column.
-template <typename Of>
-__device__ __forceinline__ States each_column(Of of) {
-    States s;
-#pragma unroll
-    for (int c = 0; c < kThreadColumns; ++c) s.column[c] = of(c);
-    return s;
-}
-
-__device__ __forceinline__ States identities() {
-    return each_column([](int) { return identity(); });
-}
-
-__device__ __forceinline__ States empty_state() { return identities(); }
-
-struct Place {  // a thread's columns, and its rows of a tile
-    int lane, warp;
-    int in_tile;       // index of the thread's columns in the column tile
-    int there;         // column c of the thread exists if it is less than this
-    long long line;    // number of the first one's line
-    long long step;    // from the number of a line to that of the thread's next
-    long long item;    // index of its first row in a dense operand
-    Position first;    // scan position of the first row that it accesses
-    Position scanned;  // and of the first one that it scans, another one where lanes exchange rows
-    Position live;     // rows from `first` to the end of its columns
-};
-
-// How many of a thread's columns exist, at least; `left`: columns from its first one to the end of the column tile.
-__device__ __forceinline__ int columns_of(int left) { return (left + kSpacing - 1) / kSpacing; }
-
-// Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
-template <bool uneven = kUneven>
-__device__ __forceinline__ bool is_live(Position live, int k) {
-    return uneven ? live > k : !kPartialColumns || live > 0;
-}
-
-// One item for all columns of a thread.
-template <typename Item>
-__device__ __forceinline__ Access<Item> repeat(Item item) {
-    Access<Item> items;
-#pragma unroll
-    for (int c = 0; c < kThreadColumns; ++c) items.column[c] = item;
-    return items;
-}
-
-template <typename Item>
-struct Source {         // an operand, as a thread reads it
-    const Item* first;  // the first row of the next tile to read, of the thread, or of a warp that copies it together
-    long long step;     // items from one row to the next in scan order
-    const Item* begin;  // the operand's first item
-    const Item* end;
-    long long pitch = 0;  // of transposed operands: from one run of contiguous items to the next
-};
-
-// An operand that is read a row further on.
-template <typename Item>
-__device__ __forceinline__ Source<Item> shift_source(Source<Item> x) {
-    x.first += x.step;
-    return x;
-}
-
-typedef Operands<Source> Sources;  // of a thread
-
-// Move on to the next tile.
-__device__ __forceinline__ void advance(Sources& from) {
-    for_each_operand([&](auto, auto& x) { x.first += kTileItems * x.step; }, from);
-}
-
-// Likewise; `to`: the first row of the next tile to store.
-__device__ __forceinline__ void advance(Outputs<PointerTo>& to) {
-    for_each_output([&](auto& y) { y += kTileItems * kStep; }, to);
-}
-
-template <typename Item>
-__device__ __forceinline__ void store_access(Item* to, const Access<Item>& y, int there) {
-    if (kStridedColumns || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
-#pragma unroll
-        for (int c = 0; c < kThreadColumns; ++c)
-            if (!kStridedColumns || !kPartialColumns || there > c) to[c * kSpacing] = y.column[c];
-    } else {
-        *reinterpret_cast<Access<Item>*>(to) = y;
-    }
-}
-
-// Store the results of the k-th row that a thread accesses, if it exists.
-__device__ __forceinline__ void store_row(const Outputs<PointerTo>& to, int k, const Results& results, Position live,
-                                          int there) {
-    if (!is_live(live, k * kStride)) return;
-    const long long further = k * kStride * kStep;  // items
-    for_each_output([&](auto* y, auto& result) { store_access(y + further, result, there); }, to, results);
-}
-
-// The place of a thread in a column tile, for the tile that begins at a scan position.
-__device__ __forceinline__ Place thread_position(unsigned column_tile, Position begin, Position length) {
-    const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads, in_tile = threadIdx.x % kLanes;
-    const long long outer = column_tile / kColumnTiles;
-    const long long column = column_tile % kColumnTiles * (long long)kTileColumns + in_tile * kPitch;
-    const int there = columns_of(kPartialColumns ? (int)min(kInner - column, (long long)kTileColumns) : kTileColumns);
-    const Position scanned = begin + (int)threadIdx.x / kLanes * kRunItems;
-    const Position first = kExchangesRows ? begin + warp * kWarpRows + lane / kLanes : scanned;
-    const long long line = outer * kInner + column;
-    const long long item = (outer * length + memory_index(first, 1, length)) * kInner + column;
-    return {lane, warp, in_tile, there, line, kSpacing, item, first, scanned, there > 0 ? length - first : 0};
-}
-
-// A dense operand of so many items. flat: a warp's rows are contiguous; `first` is the lowest item in memory of these.
-template <bool flat, typename Item>
-__device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at, long long items) {
-    const int row = kReverse ? kWarpRows - 1 - at.lane / kLanes : at.lane / kLanes;
-    const Item* const own = begin + at.item;
-    return {flat ? own - at.in_tile * kThreadColumns - row * (long long)kInner : own, kStep, begin, begin + items};
-}
-
-// An operand with strides of its own.
-template <typename Item>
-__device__ __forceinline__ Source<Item> placed(const Item* begin, const Place& at, const Geometry& geometry,
-                                               int operand, Position length, long long lines) {
-    const Strides& strides = geometry.operand[operand];
-    const long long step = strides.step;
-    const Item* const last = begin + line_offset(lines - 1, geometry, strides) + (length - 1) * step;
-    const Item* const line = begin + line_offset(at.line, geometry, strides);
-    return {line + memory_index(at.first, 1, length) * step, kReverse ? -step : step, begin, last + 1};
-}
-
-// `before`: rows in front of those that the block scans, of `length` of each of the `lines`.
-template <class Layout, class Item>
-__device__ __forceinline__ Source<Item> source_of(Layout layout, const Item* begin, const Place& at,
-                                                  const Geometry& geometry, long long before, Position length,
-                                                  long long lines, long long items) {
-    if constexpr (layout.kIsDense)
-        return dense<layout.kIsFlat>(begin, at, items);
-    else
-        return placed(begin + before * geometry.operand[layout.kGeometry].step, at, geometry, layout.kGeometry,
-                      items_in(length), lines);
-}
-
-// The operands as a thread reads them. The block scans `length` of the `items` of each of the `lines`, those after the
-// first `before`.
-__device__ __forceinline__ Sources sources_of(const Operands<ConstPointerTo>& operands, const Place& at,
-                                              const Geometry& geometry, Position length, long long lines,
-                                              long long items, long long before = 0) {
-    Sources from;
-    for_each_operand(
-        [&](auto layout, auto& x, auto* begin) {
-            x = source_of(layout, begin, at, geometry, before, length, lines, lines * items);
-            if constexpr (layout.kShift > 0) x = shift_source(x);
-        },
-        from, operands);
-    return from;
-}
-
-// Rows that do not exist read an operand's first access instead of none. With a second operand ptxas issues guarded
-// loads a few at a time, each with its use: masked 64 x 4096 x 1024 falls to 0.65 of a copy (H200).
-constexpr bool kStandsIn = kSeveralOperands && !kStridedColumns && !kRealigns;
-
-template <bool uneven, bool per_step, typename Item>
-__device__ __forceinline__ Rows<Item> load_rows(const Source<Item>& x, Position live, int there) {
-    constexpr bool stands_in = kStandsIn && (kPartialColumns || uneven);
-    Rows<Item> rows = {};
-    const Item* from = x.first;
-#pragma unroll
-    for (int k = 0; k < kRunItems; ++k, from += x.step) {
-        if constexpr (per_step) {
-            if (stands_in || is_live<uneven>(live, k))
-                rows.row[k] = repeat(is_live<uneven>(live, k) ? *from : *x.begin);
-        } else if constexpr (kStridedColumns) {
-#pragma unroll
-            for (int c = 0; c < kThreadColumns; ++c)
-                if (is_live<uneven>(live, k) && (!kStridedColumns || !kPartialColumns || there > c))
-                    rows.row[k].column[c] = from[c * kSpacing];
-        } else if (stands_in || is_live<uneven>(live, k)) {
-            rows.row[k] = *reinterpret_cast<const Access<Item>*>(is_live<uneven>(live, k) ? from : x.begin);
-        }
-    }
-    return rows;
-}
-
-// A thread's rows of a tile of all operands.
-__device__ __forceinline__ TileRows load(const Sources& from, Position live, int there) {
-    TileRows rows;
-    for_each_operand(
-        [&](auto layout, auto& to, auto& x) {
-            to = load_rows<(kUneven || layout.kShift > 0), layout.kIsPerStep>(x, live - layout.kShift, there);
-        },
-        rows, from);
-    return rows;
-}
-
-// ---- the operator's functions, column by column; its conditions hold where they hold for every column
-__device__ __forceinline__ States combine(const States& older, const States& newer) {
-    return each_column([&](int c) { return combine(older.column[c], newer.column[c]); });
-}
-
-__device__ __forceinline__ States append(const States& older, const States& newer) {
-    return each_column([&](int c) { return append(older.column[c], newer.column[c]); });
-}
-
-// The carry-in of the thread's lines, of which `there` exist; `step`: items from that of a line to that of the next.
-__device__ __forceinline__ States begin_lines(const Carry* carry_in, long long step, int there) {
-    return each_column([&](int c) { return there > c ? begin_line(carry_in + c * step) : identity(); });
-}
+#include "headers/column_functions.cuh"
+#include "headers/column_access.cuh"
+#include "headers/column_place.cuh"
+#include "headers/columns_strided.cuh"
+#include "headers/column_sources.cuh"
+#include "headers/column_loads.cuh"
+#include "headers/column_carry_in.cuh"
 
 // ---- the items of a thread
 // The states of a tile's rows.
@@ -431,13 +148,7 @@ __device__ __forceinline__ Items lift_items(const TileRows& rows) {
     return s;
 }
 
-// The total of a thread's consecutive items.
-__device__ __forceinline__ ThreadState scan_items(const Items& s) {
-    ThreadState total = kAppends ? append(empty_state(), s.item[0]) : s.item[0];
-#pragma unroll
-    for (int k = 1; k < kRunItems; ++k) total = append(total, s.item[k]);
-    return total;
-}
+#include "headers/thread_scan.cuh"
 
 // The results of a row, by the states of its columns.
 __device__ __forceinline__ Results result_of(const States& states) {
@@ -449,82 +160,15 @@ __device__ __forceinline__ Results result_of(const States& states) {
     return results;
 }
 
-// Call use(k, result) for each item, in order, given the prefix before the items. Each follows from the one before.
-template <class Use>
-__device__ __forceinline__ void each_result(const ThreadState& prefix, const Items& s, Use use) {
-    ThreadState last = prefix;
-#pragma unroll
-    for (int k = 0; k < kRunItems; ++k) {
-        if constexpr (kExclusive) use(k, result_of(last));
-        last = append(last, s.item[k]);
-        if constexpr (!kExclusive) use(k, result_of(last));
-    }
-}
-
-// The state after the first `count` items, of which there is one at least.
-__device__ __forceinline__ ThreadState state_after(int count, const ThreadState& prefix, const Items& s) {
-    ThreadState last = prefix, after = prefix;
-#pragma unroll
-    for (int k = 0; k < kRunItems; ++k) {
-        last = append(last, s.item[k]);
-        if (count == k + 1) after = last;
-    }
-    return after;
-}
-
-// Store the carry-out if these rows hold the lines' last one: `rest` rows remain from the first of these; `there`: how
-// many lines exist; `step`: items from the carry-out of a line to that of the next.
-__device__ __forceinline__ void end_items(Carry* carry_out, long long step, Position rest, int there,
-                                          const States& prefix, const Items& s) {
-    if (rest < 1 || rest > kRunItems) return;
-    const States last = state_after((int)rest, prefix, s);
-#pragma unroll
-    for (int c = 0; c < kThreadColumns; ++c)
-        if (there > c) carry_out[c * step] = end_line(last.column[c]);
-}
+#include "headers/thread_results.cuh"
+#include "headers/column_carry_out.cuh"
 
 template <class Exchange, class... States>
 __device__ __forceinline__ State exchange_parts(Exchange exchange, const States&... s) {
     return {exchange(s.gate...), exchange(s.value...)};
 }
 
-// ---- lanes
-__device__ __forceinline__ State shuffle_up(const State& s, int distance) {
-    return exchange_parts([&](auto part) { return __shfl_up_sync(kFullMask, part, distance); }, s);
-}
-
-__device__ __forceinline__ State shuffle(const State& s, int source) {
-    return exchange_parts([&](auto part) { return __shfl_sync(kFullMask, part, source); }, s);
-}
-
-__device__ __forceinline__ States shuffle_up(const States& s, int distance) {
-    return each_column([&](int c) { return shuffle_up(s.column[c], distance); });
-}
-
-constexpr int kSlots = kWarpThreads / kLanes;  // threads of a warp along the same columns
-
-// The states of the warp's last slot.
-__device__ __forceinline__ States of_last_slot(const States& s) {
-    const int source = kWarpThreads - kLanes + threadIdx.x % kLanes;
-    return kSlots == 1 ? s : each_column([&](int c) { return shuffle(s.column[c], source); });
-}
-
-// Inclusive scan across the lanes of a warp that are a multiple of `first` apart.
-template <int first, class Of>
-__device__ __forceinline__ Of scan_lanes(Of s, int lane) {
-#pragma unroll
-    for (int distance = first; distance < kWarpThreads; distance *= 2) {
-        const Of older = shuffle_up(s, distance);
-        if (lane >= distance) s = combine(older, s);
-    }
-    return s;
-}
-
-// The exclusive prefix of a slot in its warp, from the inclusive ones.
-__device__ __forceinline__ States slot_prefix(const States& inclusive, int lane) {
-    const States older = kSlots > 1 ? shuffle_up(inclusive, kLanes) : inclusive;
-    return kSlots > 1 && lane >= kLanes ? older : identities();
-}
+#include "headers/column_lanes.cuh"
 
 extern "C" __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm)
 linear_bf16_n2048_inner64_gate_f32_reverse_initial_final_strided_gate_columns(  // no __restrict__: an operand may be an output, such as x with out=x

@@ -6,12 +6,14 @@
 //          16 states of a line in the registers of 4 threads, 4 each
 // numbers  rule: states
 // target   sm_90
-// content  sha256 8449ae478b570871 of everything below this banner
+// content  sha256 0e9d39678eea0dc9 of everything below this banner
 // again    scanops.scan with the same map, then and tensors
 
 #ifndef __CUDACC_RTC__
 #include <cuda_runtime.h>
 #endif
+
+#include "headers/warp.cuh"
 
 // ---- types
 typedef unsigned short Input;  // bfloat16
@@ -26,36 +28,32 @@ typedef float Value;  // accumulator
 typedef float Carry;  // carry-in, carry-out and saved states
 
 // ---- the plan: states
+inline constexpr bool kReverse = false;  // scan from the last step to the first
+inline constexpr int kStates = 16;  // states of a line
+inline constexpr int kBlockThreads = 256;  // threads per block
+inline constexpr int kBlocksPerSm = 2;  // resident blocks per multiprocessor
+inline constexpr int kLanes = 4;  // threads per line
+inline constexpr int kBlockLines = 64;  // lines per block
+inline constexpr int kThreadStates = 4;  // states per thread
+inline constexpr bool kWhole = true;  // all threads have as many states
+inline constexpr int kTileSteps = 32;  // steps of a tile
+inline constexpr int kItems = 8;  // items of a thread in a tile, of each operand with an item a step
+inline constexpr int kAccess = 8;  // items of a run in memory, which is aligned
+inline constexpr bool kAlongLines = false;  // runs go along neighbouring lines, not along steps
+inline constexpr int kGroupSteps = 16;  // steps whose sums the lanes of a line exchange together
+inline constexpr int kRunSteps = 4;  // steps whose values one load from shared memory brings
+inline constexpr int kBuffers = 2;  // tiles of what all lines read in shared memory
+inline constexpr int kTilePitch = 20;  // states of a step of these, and padding
+inline constexpr int kTileLoads = 2;  // of these, items that a thread loads
+inline constexpr bool kTileDivides = true;  // all threads load as many
+inline constexpr bool kTileAlongSteps = true;  // their steps are contiguous in memory, not their states
+inline constexpr int kSaveSteps = 32;  // steps between saved states
+inline constexpr bool kConvertsBfloat = true;  // the target converts to bfloat16
 
-constexpr int kWarpThreads = 32;
-constexpr unsigned kFullMask = 0xffffffffu;  // all threads of a warp
-constexpr bool kReverse = false;  // scan from the last step to the first
-constexpr int kStates = 16;  // states of a line
-constexpr int kBlockThreads = 256;  // threads per block
-constexpr int kBlocksPerSm = 2;  // resident blocks per multiprocessor
-constexpr int kLanes = 4;  // threads per line
-constexpr int kBlockLines = 64;  // lines per block
-constexpr int kThreadStates = 4;  // states per thread
-constexpr bool kWhole = true;  // all threads have as many states
-constexpr int kTileSteps = 32;  // steps of a tile
-constexpr int kItems = 8;  // items of a thread in a tile, of each operand with an item a step
-constexpr int kAccess = 8;  // items of a run in memory, which is aligned
-constexpr bool kAlongLines = false;  // runs go along neighbouring lines, not along steps
-constexpr int kGroupSteps = 16;  // steps whose sums the lanes of a line exchange together
-constexpr int kRunSteps = 4;  // steps whose values one load from shared memory brings
-constexpr int kBuffers = 2;  // tiles of what all lines read in shared memory
-constexpr int kTilePitch = 20;  // states of a step of these, and padding
-constexpr int kTileLoads = 2;  // of these, items that a thread loads
-constexpr bool kTileDivides = true;  // all threads load as many
-constexpr bool kTileAlongSteps = true;  // their steps are contiguous in memory, not their states
-constexpr int kSaveSteps = 32;  // steps between saved states
-constexpr bool kConvertsBfloat = true;  // the target converts to bfloat16
-constexpr bool kConvertsFloat8 = true;  // the target converts 8-bit floats
-
-#include "headers/nvrtc_names.cuh"
-#include "headers/intrinsics.cuh"
-#include "headers/dynamic_shared.cuh"
+#include "headers/half_types.cuh"
+#include "headers/approximations.cuh"
 #include "headers/pointwise.cuh"
+#include "headers/dynamic_shared.cuh"
 #include "headers/states/place.cuh"
 #include "headers/states/items.cuh"
 #include "headers/states/sums.cuh"

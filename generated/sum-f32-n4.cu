@@ -6,81 +6,71 @@
 //          a row of 4 items fits in 1 lane, each with 1 vector load of 4 items
 // numbers  rule: warp
 // target   sm_90
-// content  sha256 1f042e72e098e0ca of everything below this banner
+// content  sha256 773fb76dd7ca5045 of everything below this banner
 // again    scanops generate sum-f32-n4 --target sm_90
 
 #ifndef __CUDACC_RTC__
 #include <cuda_runtime.h>
 #endif
 
+#include "headers/warp.cuh"
+
 typedef float Input;  // float32
 typedef float Output;  // float32
-
 typedef float Value;  // accumulator type
 typedef Value State;  // scan state of a contiguous range of items
 
 // ---- the plan: warp
-constexpr int kWarpThreads = 32;
-constexpr bool kReverse = false;  // scan from the last item to the first
-constexpr int kBlockThreads = 128;  // threads per block
-constexpr int kItemsPerLoad = 4;  // items per vector load
-constexpr int kRunItems = 4;  // consecutive items that a thread scans serially
-constexpr bool kExclusive = false;  // a result is the prefix before its item
-constexpr bool kSerial = false;  // each result is computed from the one before it
-constexpr bool kExtends = false;  // a thread's total is first computed with fewer instructions
+typedef int Position;  // holds any position in a line, one tile past its end included
+inline constexpr bool kReverse = false;  // scan from the last item to the first
+inline constexpr int kBlockThreads = 128;  // threads per block
+inline constexpr int kItemsPerLoad = 4;  // items per vector load
+inline constexpr int kRunItems = 4;  // consecutive items that a thread scans serially
+inline constexpr bool kZeroFills = true;  // items that do not exist are 0
+inline constexpr bool kExclusive = false;  // a result is the prefix before its item
+inline constexpr bool kComplete = false;  // a line has one result more than items
+inline constexpr bool kSerial = false;  // each result is computed from the one before it
+inline constexpr bool kCompensates = false;  // a total regains the rounding errors of its steps
+inline constexpr bool kExtends = false;  // a thread's total is first computed with fewer instructions
+inline constexpr bool kQuick = false;  // results as well are made with fewer instructions, where no line begins
+inline constexpr bool kWithin = false;  // a result before an item has fields of the item, or of its segment alone
+inline constexpr bool kAppends = false;  // a single item is appended by an operation of its own
+inline constexpr bool kResumes = false;  // segments have a carry-in
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
+
 __device__ __forceinline__ State lift(Value x) { return x; }
+
 __device__ __forceinline__ State combine(State older, State newer) { return older + newer; }
+
 __device__ __forceinline__ State element(Input x) { return lift(x); }
+
 __device__ __forceinline__ Output output_of(State state) { return state; }
-constexpr int kMostAccessBytes = 16;  // of a load or store of a thread
 
-// ---- a vector load holds items in memory order, Items hold states in scan order
-template <class Item, int count = kItemsPerLoad>
-struct alignas(count * sizeof(Item)) Vector {
-    static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= kMostAccessBytes, "an access is one instruction");
-    Item item[count];
-};
-
-// Where a vector of `items` items holds its item `k` in scan order.
-__device__ __forceinline__ constexpr int place_of(int k, int items) { return kReverse ? items - 1 - k : k; }
+#include "headers/memory.cuh"
+#include "headers/vectors.cuh"
+#include "headers/vectors_in_scan_order.cuh"
 
 typedef State ThreadState;  // of an item of a thread
 
-struct Items {  // states of a thread's consecutive items, or rows
+__device__ __forceinline__ State empty_state() { return identity(); }
+
+struct Items {  // states of a thread's consecutive items
     ThreadState item[kRunItems];
 };
 
-// The total of a thread's consecutive items; leaves their inclusive scan in place.
-__device__ __forceinline__ ThreadState scan_items(Items& s) {
-    ThreadState total = s.item[0];
-#pragma unroll
-    for (int k = 1; k < kRunItems; ++k) total = s.item[k] = combine(total, s.item[k]);
-    return total;
-}
+#include "headers/thread_scan.cuh"
 
 struct Result {  // of one item
     Output y;
 };
-
 __device__ __forceinline__ Result result_of(State state) {
     return {output_of(state)};
 }
 
-// Call use(k, result) for each item, in order, given the prefix before the items.
-template <class Use>
-__device__ __forceinline__ void each_result(const ThreadState& prefix, const Items& s, Use use) {
-    ThreadState last = prefix;
-#pragma unroll
-    for (int k = 0; k < kRunItems; ++k) {
-        if constexpr (kExclusive) use(k, result_of(last));
-        last = combine(prefix, s.item[k]);
-        if constexpr (!kExclusive) use(k, result_of(last));
-    }
-}
+#include "headers/thread_results.cuh"
 
 extern "C" __global__ void __launch_bounds__(kBlockThreads)
 sum_f32_n4_warp(  // no __restrict__: an operand may be an output, such as x with out=x

@@ -52,9 +52,9 @@ FORMS = {"load_inline": LIBRARY, "nvcc": LIBRARY, "nvrtc": CUBIN}  # builder -> 
 HOST = "host"  # the native call path, which g++ builds against torch and Python (scanops/runtime/native)
 PLATFORM = f"{sys.platform}-{os.uname().machine}"  # where libraries of this process run, such as linux-x86_64
 # The trees of sources that a text follows from
-FOLDERS = {
-    "codegen": scanops.codegen.__path__[0],
-    "templates": scanops.templates.__path__[0],
+FOLDERS: dict[str, Path] = {
+    "codegen": Path(scanops.codegen.__path__[0]),
+    "templates": Path(scanops.templates.__path__[0]),
     "emulator": HEADER_DIRECTORY,
 }
 

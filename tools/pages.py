@@ -17,8 +17,8 @@ from typing import Any
 
 from scanops.codegen.dtypes import DTYPES, default_result, dtype_named
 from scanops.codegen.operators import FAMILIES, OPERATORS, Operator, bits
-from scanops.codegen.source import generate
-from scanops.codegen.spec import ScanSpec
+from scanops.codegen.planner import make_plan
+from scanops.codegen.source import render
 from tools.committed import run
 from tools.performance import performance_files
 
@@ -310,10 +310,10 @@ def _adding() -> str:
     more = text.removesuffix(")\n") + ADDED + ")\n"
     OPERATORS[row.name] = row
     try:
-        kernel = generate(ScanSpec.parse(f"{row.name}-{ADDED_SPEC}"))
+        kernel = render(make_plan(f"{row.name}-{ADDED_SPEC}"))
     finally:
         del OPERATORS[row.name]
-    sibling = generate(ScanSpec.parse(f"bitwise_xor-{ADDED_SPEC}"))
+    sibling = render(make_plan(f"bitwise_xor-{ADDED_SPEC}"))
     name = f"generated/{row.name}-{ADDED_SPEC}.cu"
     return f"""{_banner()}# Adding an operator to the table
 

@@ -92,7 +92,6 @@ class Plan:
     code: Fragments = late_field()  # the C++ text of types and expressions of the spec
     lifted: tuple[Source, ...] = late_field()  # the operands that items are lifted from
     results: tuple[Result, ...] = late_field()  # the outputs, in the order of the kernel's parameters
-    takes_place: bool = late_field()  # lifting needs the item's position in its line: for its index or its segment
     # A thread's results follow from each other, starting from `prefix`: for a combine of several instructions. Else
     # items are scanned first and `prefix` is combined with each: one dependent step instead of one per item.
     serial: bool = late_field()
@@ -121,7 +120,6 @@ class Plan:
             code=code,
             lifted=(*spec.sources, *spec.next_starts, *[former] * spec.recomputes),
             results=(VALUES, *further),
-            takes_place=operator.places_items or spec.by_offsets,
             serial=spec.segments is not None or not operator.of_elements,
             uses_select=bool(operator.append or spec.segments or operator.indices) and not code.calls,
         )
@@ -155,8 +153,12 @@ class Plan:
             Constant("kSeveralOperands", len(spec.streams) > 1, "each item is made of several operands"),
             Constant("kGuarded", self.guarded, "some tile reaches past the end of its line"),
             Constant("kSerial", self.serial, "each result is computed from the one before it"),
+            Constant("kCompensates", self.compensates, "a total regains the rounding errors of its steps"),
             Constant("kExtends", self.extends, "a thread's total is first computed with fewer instructions"),
+            Constant("kQuick", self.quick, "results as well are made with fewer instructions, where no line begins"),
+            Constant("kWithin", self.within, "a result before an item has fields of the item, or of its segment alone"),
             Constant("kChoosesLanes", bool(self.launch.chosen), "the length chooses the lanes or stripes of a row"),
+            Constant("kLanesDown", False, "the lane before a lane in scan order is the next one"),
             Constant("kAppends", bool(operator.append), "a single item is appended by an operation of its own"),
             Constant("kSelects", self.uses_select, "lanes select each field of a state instead of branching"),
             Constant("kSeveralTiles", self.tiles > 1, "a line has several tiles"),
@@ -205,32 +207,14 @@ class Plan:
         return self.spec.streams
 
     @property
+    def publishes(self) -> bool:
+        """Whether blocks, or linked GPUs, read what others publish."""
+        return self.spec.linked or "workspace" in self.launch.parameters
+
+    @property
     def locates_items(self) -> bool:
         """Whether the state of an item depends on where it lies in its line."""
-        return self.spec.looks_ahead or self.takes_place or self.spec.by_offsets
-
-    @property
-    def items_header(self) -> str:
-        """The header of a thread's items."""
-        kind = "_extended" if self.extends else "_resumed" if self.spec.per_segment and self.spec.initial else ""
-        return f"headers/thread_items{kind}.cuh"
-
-    @property
-    def scan_header(self) -> str:
-        """The header of the scan of a thread's items."""
-        kind = "_extended" if self.extends else "_serial" if self.serial else "_compensated" if self.compensates else ""
-        return f"headers/thread_scan{kind}.cuh"
-
-    @property
-    def results_header(self) -> str:
-        """The header of the results of a thread's items."""
-        within = self.spec.exclusive and (self.spec.segments is not None or self.spec.operator.own)
-        kind = "_serial" if self.serial else ""
-        if self.extends and self.spec.operator.behind:
-            kind = "_quick" if self.quick else "_extended"
-        elif within:
-            kind = "_resumed" if self.spec.per_segment and self.spec.initial else "_within"
-        return f"headers/thread_results{kind}.cuh"
+        return self.spec.looks_ahead or self.spec.operator.places_items or self.spec.by_offsets
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -325,6 +309,11 @@ class Plan:
     def quick(self) -> bool:
         """Whether results may take fewer instructions than project: most warps hold no beginning of a line."""
         return self.extends and self.code.quick != "" and self.tiles > 1
+
+    @property
+    def within(self) -> bool:
+        """Whether the result before an item has fields of the item itself, or is empty where its segment begins."""
+        return self.spec.exclusive and (self.spec.segments is not None or bool(self.spec.operator.own))
 
     @property
     def compensates(self) -> bool:

@@ -22,10 +22,10 @@ class ForwardPrefix:
     item: str  # the operator's C++ expression of an item, of a gate g and a mask m
     element: str  # the expression that makes the state of an item
     serial: bool = True
-    takes_place: bool = False
     uses_select: bool = False
     extends: bool = False
     quick: bool = False
+    within: bool = False
     compensates: bool = False  # the products with the prefix are rounded once in any case
 
 

@@ -123,14 +123,6 @@ class RowPlan(Plan):
         return False
 
     @property
-    def load_header(self) -> str:
-        """The header of a thread's loads: of operands that lie as the output, of others, or of both."""
-        streams = [source for source in self.spec.streams if source not in self.spec.next_starts]
-        shifted = [source for source in streams if source in self.shifted]
-        kind = "_shifted" if len(shifted) == len(streams) else "_mixed" if shifted else ""
-        return f"headers/row_load{kind}.cuh"
-
-    @property
     def _reads_on(self) -> bool:
         """Whether the last lane's items may extend into an access after those of all lanes."""
         return True

@@ -11,6 +11,7 @@ import click
 from scanops.cli.output import LINES, Answer, Command, FilePath, Spec, as_json, import_option, say
 from scanops.codegen.exports.formats import FORMATS
 from scanops.codegen.exports.formats import export as exported
+from scanops.codegen.headers import inline_headers
 from scanops.codegen.lines import key_for
 from scanops.codegen.planner import plan_kernel
 from scanops.codegen.source import render
@@ -41,7 +42,7 @@ def generate(spec: ScanSpec, target: str, lines: int | None, output: Path | None
     and is the same on every machine.
     """
     plan = plan_kernel(key_for(spec, target_named(target).name, lines))
-    source = render(plan)
+    source = inline_headers(render(plan))
     numbers = {
         "summary": plan.describe(),
         "why": plan.why,

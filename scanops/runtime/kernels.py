@@ -21,6 +21,7 @@ from scanops.build_request import (
     sources_key,
     store_keys,
 )
+from scanops.codegen.headers import inline_headers
 from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.lines import any_length
 from scanops.codegen.targets import target_of_capability
@@ -174,9 +175,11 @@ class Kernel:
 
     @property
     def source(self) -> str:
-        """The CUDA source, read from the store; rendered again where a pack lacks it, or else BadStoreEntry."""
+        """The CUDA source, headers included, of what is in the store; rendered again where a pack lacks it, or else
+        BadStoreEntry.
+        """
         text, digest = self._read(Entry.read_source)
-        return text or build_request.render_again(self.key, self.measured, digest)
+        return inline_headers(text or build_request.render_again(self.key, self.measured, digest))
 
     @property
     def code(self) -> Binary:

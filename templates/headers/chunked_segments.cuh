@@ -1,4 +1,6 @@
-//@ Segments
+// Segments that the scan goes through in chunks of so many items.
+#pragma once
+
 struct Segments {
     const Offset* begin;  // begins of the segments after the first, or of all of them and their end, ascending
     int count;
@@ -6,7 +8,6 @@ struct Segments {
     long long end;  // items in a line: where the last segment ends
 };
 
-//@ begin_of
 // Offset k. Offsets may have been overwritten since they were checked: a wrong one lies in the line all the same.
 __device__ __forceinline__ long long begin_of(const Segments& segments, int k) {
     const long long begin = segments.begin[k];

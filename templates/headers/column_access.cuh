@@ -1,4 +1,6 @@
-//@ Place
+// A thread's part of a column tile, its operands, and stores of its results.
+#pragma once
+
 struct Place {  // a thread's columns, and its rows of a tile
     int lane, warp;
     int in_tile;       // index of the thread's columns in the column tile
@@ -11,18 +13,15 @@ struct Place {  // a thread's columns, and its rows of a tile
     Position live;     // rows from `first` to the end of its columns
 };
 
-//@ columns_of
 // How many of a thread's columns exist, at least; `left`: columns from its first one to the end of the column tile.
 __device__ __forceinline__ int columns_of(int left) { return (left + kSpacing - 1) / kSpacing; }
 
-//@ is_live
 // Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
 template <bool uneven = kUneven>
 __device__ __forceinline__ bool is_live(Position live, int k) {
     return uneven ? live > k : !kPartialColumns || live > 0;
 }
 
-//@ repeat
 // One item for all columns of a thread.
 template <typename Item>
 __device__ __forceinline__ Access<Item> repeat(Item item) {
@@ -32,7 +31,6 @@ __device__ __forceinline__ Access<Item> repeat(Item item) {
     return items;
 }
 
-//@ Source
 template <typename Item>
 struct Source {         // an operand, as a thread reads it
     const Item* first;  // the first row of the next tile to read, of the thread, or of a warp that copies it together
@@ -42,7 +40,6 @@ struct Source {         // an operand, as a thread reads it
     long long pitch = 0;  // of transposed operands: from one run of contiguous items to the next
 };
 
-//@ shift_source
 // An operand that is read a row further on.
 template <typename Item>
 __device__ __forceinline__ Source<Item> shift_source(Source<Item> x) {
@@ -50,22 +47,18 @@ __device__ __forceinline__ Source<Item> shift_source(Source<Item> x) {
     return x;
 }
 
-//@ Sources
 typedef Operands<Source> Sources;  // of a thread
 
-//@ advance
 // Move on to the next tile.
 __device__ __forceinline__ void advance(Sources& from) {
     for_each_operand([&](auto, auto& x) { x.first += kTileItems * x.step; }, from);
 }
 
-//@ advance
 // Likewise; `to`: the first row of the next tile to store.
 __device__ __forceinline__ void advance(Outputs<PointerTo>& to) {
     for_each_output([&](auto& y) { y += kTileItems * kStep; }, to);
 }
 
-//@ store_access
 template <typename Item>
 __device__ __forceinline__ void store_access(Item* to, const Access<Item>& y, int there) {
     if (kStridedColumns || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
@@ -77,7 +70,6 @@ __device__ __forceinline__ void store_access(Item* to, const Access<Item>& y, in
     }
 }
 
-//@ store_row
 // Store the results of the k-th row that a thread accesses, if it exists.
 __device__ __forceinline__ void store_row(const Outputs<PointerTo>& to, int k, const Results& results, Position live,
                                           int there) {

@@ -1,4 +1,6 @@
-//@ end_items
+// Carries-out of the columns of a thread.
+#pragma once
+
 // Store the carry-out if these rows hold the lines' last one: `rest` rows remain from the first of these; `there`: how
 // many lines exist; `step`: items from the carry-out of a line to that of the next.
 __device__ __forceinline__ void end_items(Carry* carry_out, long long step, Position rest, int there,

@@ -1,4 +1,8 @@
-//@ copy_flat
+// Asynchronous copies of a tile, where a warp's rows of an operand are one contiguous range.
+#pragma once
+#include "headers/column_skew.cuh"
+#include "headers/copy_intrinsics.cuh"
+
 // A warp's rows are contiguous in this operand: copied by 16-byte accesses in memory order, whichever lane scans them.
 // x.first: the lowest item in memory of the warp's rows.
 template <bool uneven = kUneven, typename Item>
@@ -32,7 +36,6 @@ __device__ __forceinline__ void copy_flat(Access<Item>* stage, const Source<Item
     }
 }
 
-//@ copy
 // Copy this lane's part of a tile of all operands.
 __device__ __forceinline__ void copy(Ring& ring, int stage, const Sources& from, Position live) {
     for_each_operand(

@@ -1,11 +1,12 @@
-//@ receive_states
+// What linked GPUs hand on of a thread's columns.
+#pragma once
+
 // The states that the previous rank hands on for a thread's columns.
 __device__ __forceinline__ States receive_states(const Link& link, unsigned epoch, const Place& at) {
     return each_column(
         [&](int c) { return at.there > c ? receive_state(link, epoch, at.line + c * at.step) : identity(); });
 }
 
-//@ send_states
 // Hand the states of a thread's columns on if these rows hold the lines' last one: `rest` rows remain from the first.
 __device__ __forceinline__ void send_states(const Link& link, unsigned long long* next_rank, unsigned epoch,
                                             const Place& at, Position rest, const States& prefix, const Items& s,

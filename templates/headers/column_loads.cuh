@@ -1,9 +1,10 @@
-//@ kStandsIn
+// Loads of a thread's rows to registers.
+#pragma once
+
 // Rows that do not exist read an operand's first access instead of none. With a second operand ptxas issues guarded
 // loads a few at a time, each with its use: masked 64 x 4096 x 1024 falls to 0.65 of a copy (H200).
-constexpr bool kStandsIn = kSeveralOperands && !kStridedColumns && !kRealigns;
+inline constexpr bool kStandsIn = kSeveralOperands && !kStridedColumns && !kRealigns;
 
-//@ load_rows
 template <bool uneven, bool per_step, typename Item>
 __device__ __forceinline__ Rows<Item> load_rows(const Source<Item>& x, Position live, int there) {
     constexpr bool stands_in = kStandsIn && (kPartialColumns || uneven);
@@ -26,7 +27,6 @@ __device__ __forceinline__ Rows<Item> load_rows(const Source<Item>& x, Position 
     return rows;
 }
 
-//@ load
 // A thread's rows of a tile of all operands.
 __device__ __forceinline__ TileRows load(const Sources& from, Position live, int there) {
     TileRows rows;

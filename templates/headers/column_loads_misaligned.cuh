@@ -1,4 +1,6 @@
-//@ read_misaligned
+// Loads of rows that begin between the boundaries of vector loads.
+#pragma once
+
 // The items at a misaligned address span two accesses, the second of which is the next lane's first.
 template <typename Item>
 __device__ __forceinline__ Access<Item> read_misaligned(const Item* from) {
@@ -7,7 +9,6 @@ __device__ __forceinline__ Access<Item> read_misaligned(const Item* from) {
     return realign<kThreadColumns>(access[0], access[1], skew);
 }
 
-//@ load_rows
 template <bool uneven, bool per_step, typename Item>
 __device__ __forceinline__ Rows<Item> load_rows(const Source<Item>& x, Position live, int) {
     Rows<Item> rows = {};
@@ -36,7 +37,6 @@ __device__ __forceinline__ Rows<Item> load_rows(const Source<Item>& x, Position 
     return rows;
 }
 
-//@ load
 // A thread's rows of a tile of all operands.
 __device__ __forceinline__ TileRows load(const Sources& from, Position live, int there) {
     TileRows rows;

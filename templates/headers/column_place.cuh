@@ -1,4 +1,6 @@
-//@ thread_position
+// Where a thread and its dense operands are in a column tile.
+#pragma once
+
 // The place of a thread in a column tile, for the tile that begins at a scan position.
 __device__ __forceinline__ Place thread_position(unsigned column_tile, Position begin, Position length) {
     const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads, in_tile = threadIdx.x % kLanes;
@@ -12,7 +14,6 @@ __device__ __forceinline__ Place thread_position(unsigned column_tile, Position 
     return {lane, warp, in_tile, there, line, kSpacing, item, first, scanned, there > 0 ? length - first : 0};
 }
 
-//@ dense
 // A dense operand of so many items. flat: a warp's rows are contiguous; `first` is the lowest item in memory of these.
 template <bool flat, typename Item>
 __device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at, long long items) {

@@ -1,10 +1,12 @@
-//@ Ring
+// The ring of tiles in shared memory.
+#pragma once
+#include "headers/copy_intrinsics.cuh"
+
 template <class Item>
 using RingStages = Access<Item>[kStages][kStage<Item>];
 
 typedef Operands<RingStages> Ring;  // multistage ring of tiles
 
-//@ copy_rows
 // Copy a thread's rows of a tile, one access each.
 template <bool uneven = kUneven, typename Item>
 __device__ __forceinline__ void copy_rows(Access<Item>* stage, const Source<Item>& x, Position live) {

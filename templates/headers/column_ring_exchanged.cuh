@@ -1,24 +1,18 @@
-//@
-// ---- tiles in shared memory, by warp and in memory order: an access of a warp is contiguous however narrow a column tile is
-//@ kGap
-constexpr int kGap = kRunItems % 2 == 0 ? kLanes : 0;  // accesses of padding after a thread's rows: no bank conflicts
-//@ kSlotAccesses
-constexpr int kSlotAccesses = kRunItems * kLanes + kGap;  // accesses from one slot's rows to the next slot's
-//@ kWarpAccesses
-constexpr int kWarpAccesses = kWarpThreads / kLanes * kSlotAccesses;
-//@
+// Places in the ring by warp and in memory order: an access of a warp is contiguous however narrow a column tile is.
+#pragma once
 
-//@ kPart
+inline constexpr int kGap = kRunItems % 2 == 0 ? kLanes : 0;  // accesses of padding after a thread's rows: no bank conflicts
+inline constexpr int kSlotAccesses = kRunItems * kLanes + kGap;  // accesses from one slot's rows to the next slot's
+inline constexpr int kWarpAccesses = kWarpThreads / kLanes * kSlotAccesses;
+
 // Accesses of a warp's part of a stage, with slack for misaligned rows.
 template <typename Item>
 constexpr int kPart = kWarpAccesses + (kRealigns ? 16 / sizeof(Access<Item>) : 0);
 
-//@ kStage
 // Accesses of a stage of the ring.
 template <typename Item>
 constexpr int kStage = kBlockWarps * kPart<Item>;
 
-//@ copied_place
 // Index in a stage of the access that a thread copies or stores as its k-th: a warp reads what its lanes copied.
 template <typename Item>
 __device__ __forceinline__ int copied_place(int k) {
@@ -28,7 +22,6 @@ __device__ __forceinline__ int copied_place(int k) {
     return warp * kPart<Item> + row * kLanes + lane % kLanes + row / kRunItems * kGap;
 }
 
-//@ scanned_place
 // Index in a stage of the k-th row that a thread scans.
 template <typename Item>
 __device__ __forceinline__ int scanned_place(int k) {
@@ -38,7 +31,6 @@ __device__ __forceinline__ int scanned_place(int k) {
     return warp * kPart<Item> + slot * kSlotAccesses + lane % kLanes + row * kLanes;
 }
 
-//@ exchange
 // Exchange the rows that a thread scanned for those that it stores.
 template <typename Item>
 __device__ __forceinline__ Rows<Item> exchange(Access<Item>* stage, Rows<Item> rows) {

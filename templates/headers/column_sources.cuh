@@ -1,4 +1,6 @@
-//@ sources_of
+// The operands of a block.
+#pragma once
+
 // The operands as a thread reads them. The block scans `length` of the `items` of each of the `lines`, those after the
 // first `before`.
 __device__ __forceinline__ Sources sources_of(const Operands<ConstPointerTo>& operands, const Place& at,

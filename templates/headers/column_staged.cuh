@@ -1,4 +1,6 @@
-//@ staged_rows
+// Rows from a stage of the ring.
+#pragma once
+
 // The rows that a thread scans of a tile that arrived.
 template <typename Item>
 __device__ __forceinline__ Rows<Item> staged_rows(const Access<Item>* stage) {
@@ -8,7 +10,6 @@ __device__ __forceinline__ Rows<Item> staged_rows(const Access<Item>* stage) {
     return rows;
 }
 
-//@ staged
 // This thread's rows of a tile that arrived.
 __device__ __forceinline__ TileRows staged(const Ring& ring, int stage, const Sources&) {
     TileRows rows;

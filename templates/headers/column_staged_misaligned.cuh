@@ -1,4 +1,6 @@
-//@ staged_rows
+// Rows from a stage of the ring, where they begin between the boundaries of vector loads.
+#pragma once
+
 // The rows that a thread scans of a tile that arrived; x: the operand, any tiles further.
 template <typename Item>
 __device__ __forceinline__ Rows<Item> staged_rows(const Access<Item>* stage, const Source<Item>& x) {
@@ -12,7 +14,6 @@ __device__ __forceinline__ Rows<Item> staged_rows(const Access<Item>* stage, con
     return rows;
 }
 
-//@ staged
 // This thread's rows of a tile that arrived.
 __device__ __forceinline__ TileRows staged(const Ring& ring, int stage, const Sources& from) {
     TileRows rows;

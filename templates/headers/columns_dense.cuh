@@ -1,7 +1,8 @@
-//@ Geometry
+// Operands that lie as the output.
+#pragma once
+
 struct Geometry {};  // all operands lie as the output
 
-//@ source_of
 template <class Layout, class Item>
 __device__ __forceinline__ Source<Item> source_of(Layout layout, const Item* begin, const Place& at, const Geometry&,
                                                   long long, Position, long long, long long items) {

@@ -1,4 +1,6 @@
-//@ placed
+// Operands with strides of their own.
+#pragma once
+
 // An operand with strides of its own.
 template <typename Item>
 __device__ __forceinline__ Source<Item> placed(const Item* begin, const Place& at, const Geometry& geometry,
@@ -10,7 +12,6 @@ __device__ __forceinline__ Source<Item> placed(const Item* begin, const Place& a
     return {line + memory_index(at.first, 1, length) * step, kReverse ? -step : step, begin, last + 1};
 }
 
-//@ line_items
 // The items of the thread's columns in an operand with one for the whole line; the columns lie along one dimension.
 template <typename Item>
 __device__ __forceinline__ Access<Item> line_items(const Item* begin, const Place& at, const Geometry& geometry,
@@ -25,7 +26,6 @@ __device__ __forceinline__ Access<Item> line_items(const Item* begin, const Plac
     return items;
 }
 
-//@ source_of
 // `before`: rows in front of those that the block scans, of `length` of each of the `lines`.
 template <class Layout, class Item>
 __device__ __forceinline__ Source<Item> source_of(Layout layout, const Item* begin, const Place& at,

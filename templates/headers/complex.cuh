@@ -1,4 +1,6 @@
-//@ Complex
+// Complex numbers.
+#pragma once
+
 // Real operands may stand on either side. Division by Smith's method avoids intermediate overflow.
 template <class Real>
 struct alignas(2 * sizeof(Real)) Complex {
@@ -31,7 +33,6 @@ struct alignas(2 * sizeof(Real)) Complex {
     friend __device__ __forceinline__ bool operator!=(Complex a, Real b) { return a.re != b || a.im != 0; }
 };
 
-//@ complex_of
 template <class Real, class Other>
 __device__ __forceinline__ Complex<Real> complex_of(Other x) {
     return {(Real)x, 0};

@@ -1,4 +1,6 @@
-//@ copy_async, copy_async_commit, copy_async_wait
+// Asynchronous copies.
+#pragma once
+
 #ifdef __CUDACC__
 // Asynchronous global-to-shared copy of 4, 8 or 16 bytes (cp.async), 16 with L1 bypass (cp.async.cg) if so asked.
 // Fewer bytes pass through a register, and all of them where a target has no cp.async.

@@ -1,4 +1,6 @@
-//@ dynamic_shared
+// Shared memory that the launch sizes.
+#pragma once
+
 #ifdef __CUDACC__
 // Dynamic shared memory, sized by the launch: more than the 48 KB of a static declaration.
 #define dynamic_shared(Layout, name)                              \

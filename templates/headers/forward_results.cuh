@@ -1,7 +1,9 @@
-//@ results
+// The results of the forward scan before a thread's items.
+#pragma once
+
 // The result before each item.
-__device__ __forceinline__ FormerVector results(State prefix, const Items& s) {
-    FormerVector f;
+__device__ __forceinline__ WideVector<Former> results(State prefix, const Items& s) {
+    WideVector<Former> f;
 #pragma unroll
     for (int k = 0; k < kItemsPerLoad; ++k) {
         f.item[place_of(k, kItemsPerLoad)] = output_of(prefix);
@@ -10,7 +12,6 @@ __device__ __forceinline__ FormerVector results(State prefix, const Items& s) {
     return f;
 }
 
-//@ find
 // Set the results before a thread's items.
 __device__ __forceinline__ void find(Accesses& a, const RowPart& part, int warp, int warps, State* warp_aggregate) {
     Items s[kThreadLoads];

@@ -1,17 +1,17 @@
-//@ short_exp
+// Functions of expressions, in float.
+#pragma once
+#include "headers/approximations.cuh"
+
 // exp(x) for results of half types, whose precision is 2^-11: a relative error of about (3 + |x|) 2^-23.
 __device__ __forceinline__ Value short_exp(Value x) { return exp2_of(x * 1.44269504f); }
 
-//@ ratio
 __device__ __forceinline__ Value ratio(Value a, Value b) {  // exp(min(a, b) - max(a, b)); 1 for equal infinities
     return exp(a == b ? 0 : -fabs(a - b));
 }
 
-//@ near_exp
 // exp(a - b) with a relative error of about (2 + 0.6 |a - b|) 2^-23.
 __device__ __forceinline__ Value near_exp(Value a, Value b) { return exp2_of((a - b) * 1.44269504f); }
 
-//@ plus_log
 // high + log(1 + rest). With 1 + rest = 2^k (1 + f), -0.25 <= f < 0.5: the polynomial of log(1 + f) has a relative
 // error of at most 2.8e-8. The logarithm of 0 is arbitrary and finite: it is added to an infinity.
 __device__ __forceinline__ Value plus_log(Value high, Value rest) {
@@ -38,13 +38,11 @@ __device__ __forceinline__ Value plus_log(Value high, Value rest) {
     }
 }
 
-//@ near_log
 // log(1 + r) / r for 0 <= r <= 1/16, with a relative error of at most 4.2e-8.
 __device__ __forceinline__ Value near_log(Value r) {
     return fma(fma(fma((Value)-0.22675297, r, (Value)0.33244881), r, (Value)-0.49998912), r, (Value)1);
 }
 
-//@ plus_near_log
 // high + log(1 + rest), where 1 + rest exceeds 1 + first by a sixteenth at most. What depends on high and first alone
 // is computed once for all results of a thread.
 __device__ __forceinline__ Value plus_near_log(Value high, Value first, Value rest) {

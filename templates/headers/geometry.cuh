@@ -1,7 +1,8 @@
-//@ kMostDims
-constexpr int kMostDims = 24;  // of a tensor with strides of its own
+// Operands with strides of their own.
+#pragma once
 
-//@ Geometry, Strides
+inline constexpr int kMostDims = 24;  // of a tensor with strides of its own
+
 // ---- operands with strides: sizes and strides, in items, of the dimensions that are not scanned
 struct Strides {
     long long stride[kMostDims], step;  // a step is the stride of the scanned dimension
@@ -13,7 +14,6 @@ struct Geometry {
     Strides operand[kStridedOperands];
 };
 
-//@ line_offset
 __device__ __forceinline__ long long line_offset(long long line, const Geometry& geometry, const Strides& strides) {
     long long offset = 0;
     for (int d = geometry.rank - 1; d >= 0; --d) {

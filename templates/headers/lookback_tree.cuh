@@ -1,45 +1,33 @@
-//@ kMostBlocks
-constexpr long long kMostBlocks = 0xffffffffLL;  // that an unsigned number counts
+// Look-back of columns: each column's totals are folded by kFoldLanes lanes of one warp.
+#pragma once
 
-//@
-// ---- look-back: each column's totals are folded by kFoldLanes lanes of one warp
-//@ kFoldColumns
-constexpr int kFoldColumns = kTileColumns > kBlockWarps ? kTileColumns / kBlockWarps : 1;  // columns per warp
-//@ kFoldWarps
-constexpr int kFoldWarps = kTileColumns / kFoldColumns;  // warps that fold
-//@ kFoldLanes
-constexpr int kFoldLanes = kWarpThreads / kFoldColumns;
-//@ kTileLooks
-constexpr int kTileLooks = !kFoldsTiles               ? 0
+inline constexpr long long kMostBlocks = 0xffffffffLL;  // that an unsigned number counts
+
+inline constexpr int kFoldColumns = kTileColumns > kBlockWarps ? kTileColumns / kBlockWarps : 1;  // columns per warp
+inline constexpr int kFoldWarps = kTileColumns / kFoldColumns;  // warps that fold
+inline constexpr int kFoldLanes = kWarpThreads / kFoldColumns;
+inline constexpr int kTileLooks = !kFoldsTiles               ? 0
                            : kGroupTiles > kFoldLanes ? kGroupTiles / kFoldLanes
                                                       : 1;  // tiles that a lane folds
-//@ kGroupLooks
-constexpr int kGroupLooks = !kFoldsGroups                    ? 0
+inline constexpr int kGroupLooks = !kFoldsGroups                    ? 0
                             : kSupergroupGroups > kFoldLanes ? kSupergroupGroups / kFoldLanes
                                                              : 1;  // groups likewise
-//@ kFoldLooks
-constexpr int kFoldLooks = kFoldsTiles || kFoldsGroups ? kTileLooks + kGroupLooks + kChainsPrefixes : 1;
-//@ kFoldColumns
+inline constexpr int kFoldLooks = kFoldsTiles || kFoldsGroups ? kTileLooks + kGroupLooks + kChainsPrefixes : 1;
 static_assert(kTileColumns <= kBlockThreads && kFoldColumns <= kWarpThreads, "a lane for every column");
-//@
 
-//@ groups_of
 // Number of groups of so many tiles, the last of which may be partial.
 __device__ __forceinline__ int groups_of(int tiles, int size) { return (tiles + size - 1) / size; }
 
-//@ column_of
 // A column tile's column in an array of the states of its threads.
 __device__ __forceinline__ State& column_of(States* states, int column) {
     return states[column / kThreadColumns].column[column % kThreadColumns];
 }
 
-//@ column_number
 // The number in its column tile of a column of `column_of`.
 __device__ __forceinline__ int column_number(int column) {
     return column / kThreadColumns * kPitch + column % kThreadColumns * kSpacing;
 }
 
-//@ scan_warp_totals
 // Replace the totals of a column's warps by the exclusive prefix of each; returns the total of the tile.
 __device__ __forceinline__ State scan_warp_totals(States (*warp_aggregate)[kLanes], int column) {
     State total = identity();
@@ -52,7 +40,6 @@ __device__ __forceinline__ State scan_warp_totals(States (*warp_aggregate)[kLane
     return total;
 }
 
-//@ look_back
 // Replace the carry-in of a column tile's columns in `ahead` by the exclusive prefix of a tile. The lanes of a column fold it
 // in an order that depends on the tile's position alone. Each total is published as soon as it is known, by the lane
 // that holds it, because other blocks wait for it. Called by the first kFoldWarps warps.

@@ -1,4 +1,6 @@
-//@ next_items
+// Operands that are read one item further on.
+#pragma once
+
 // The items after those of an access in scan order, the last of which is read where it is in the row; `from`: the
 // lowest of the access in memory, at a position.
 template <class Item>
@@ -14,11 +16,10 @@ __device__ __forceinline__ Vector<Item> next_items(const Vector<Item>& own, cons
     return next;
 }
 
-//@ move_on
 // Replace the items of an operand by those that follow the thread's `own` in scan order.
-template <class Item>
+template <class Item, class Part>
 __device__ __forceinline__ void move_on(Vector<Item> (&to)[kThreadLoads], const Vector<Item> (&own)[kThreadLoads],
-                                        const RowPart& part, const Item* from, long long step) {
+                                        const Part& part, const Item* from, long long step) {
 #pragma unroll
     for (int j = 0; j < kThreadLoads; ++j)
         to[j] = next_items(own[j], from + along(j * part.step) * step, step, part.live, part.at(j), part.length);

@@ -1,4 +1,6 @@
-//@ INFINITY, NAN, INT_MAX, M_PI, int64_t, uint32_t
+// Names that NVRTC has no headers for.
+#pragma once
+
 #ifdef __CUDACC_RTC__  // names in operators' expressions that NVRTC has no headers for
 #define INFINITY __int_as_float(0x7f800000)
 #define NAN __int_as_float(0x7fffffff)

@@ -1,4 +1,6 @@
-//@ OperandLayout, LayoutFlags
+// How an operand lies in memory, as a type: functions branch on it with if constexpr.
+#pragma once
+
 enum LayoutFlags {
     kDense = 1,        // lies as the output
     kContiguous = 2,   // items of a line are adjacent, lines begin anywhere
@@ -25,11 +27,9 @@ struct OperandLayout {
     static constexpr int kAccess = access;      // transposed: items that a lane copies at once
 };
 
-//@ PointerTo
 template <class Item>
 using PointerTo = Item*;
 
-//@ ConstPointerTo
 template <class Item>
 using ConstPointerTo = const Item*;
 

@@ -1,11 +1,13 @@
-//@ floor_remainder
+// Functions that PyTorch has and the CUDA math library has not.
+#pragma once
+#include "headers/approximations.cuh"
+
 // x - y floor(x / y), exact: the sign is that of y, as in torch.remainder.
 __device__ __forceinline__ float floor_remainder(float x, float y) {
     const float rest = fmod(x, y);
     return rest != 0 && (rest < 0) != (y < 0) ? rest + y : rest;
 }
 
-//@ floor_divide
 // The greatest integer n with n y <= x, or of negative y n y >= x, as in torch.floor_divide.
 __device__ __forceinline__ float floor_divide(float x, float y) {
     if (y == 0) return x / y;
@@ -16,14 +18,12 @@ __device__ __forceinline__ float floor_divide(float x, float y) {
     return whole == 0 ? copysign((float)0, x / y) : whole - below > (float)0.5 ? below + 1 : below;
 }
 
-//@ floor_remainder
 // x - y floor(x / y), exact: the sign is that of y, as in torch.remainder.
 __device__ __forceinline__ double floor_remainder(double x, double y) {
     const double rest = fmod(x, y);
     return rest != 0 && (rest < 0) != (y < 0) ? rest + y : rest;
 }
 
-//@ floor_divide
 // The greatest integer n with n y <= x, or of negative y n y >= x, as in torch.floor_divide.
 __device__ __forceinline__ double floor_divide(double x, double y) {
     if (y == 0) return x / y;
@@ -34,7 +34,6 @@ __device__ __forceinline__ double floor_divide(double x, double y) {
     return whole == 0 ? copysign((double)0, x / y) : whole - below > (double)0.5 ? below + 1 : below;
 }
 
-//@ softplus
 // log(1 + exp(x)) with an error of at most 3 ulp: log(1 + e) = e (1 + e q(e)) for 0 <= e <= 1.
 __device__ __forceinline__ float softplus(float x) {
     const float e = exp(-fabs(x));
@@ -48,7 +47,6 @@ __device__ __forceinline__ float softplus(float x) {
     return fma(e, fma(q, e, 1.0f), fmax(x, 0.0f));
 }
 
-//@ short_softplus
 // log(1 + exp(x)) for results of half types, with a relative error of 2^-13.
 __device__ __forceinline__ float short_softplus(float x) {
     const float e = exp2_of(fabs(x) * -1.44269504f);
@@ -58,7 +56,6 @@ __device__ __forceinline__ float short_softplus(float x) {
     return fma(e, fma(q, e, 1.0f), fmax(x, 0.0f));
 }
 
-//@ short_tanh
 // tanh(x) for results of half types, with a relative error of 2^-20.
 __device__ __forceinline__ float short_tanh(float x) {
     const float square = x * x;

@@ -1,4 +1,7 @@
-//@ realign
+// Items of misaligned operands.
+#pragma once
+#include "headers/warp.cuh"
+
 // Misaligned operands are read by aligned accesses: the items from `skew` on of two accesses, adjacent in memory, of so
 // many items each, are shifted by 32-bit words, then within them. Where lines are scanned in reverse, `skew` may be a
 // whole access.

@@ -1,4 +1,6 @@
-//@ Row, row_of
+// Where a thread reads and writes a row.
+#pragma once
+
 struct Row {  // addresses of a thread's first access of each operand and output
     Operands<ConstPointerTo> from;
     Outputs<PointerTo> to;

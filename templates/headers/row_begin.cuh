@@ -1,4 +1,5 @@
-//@ begin_row
+// Items in front of a row. Each namespace that scans includes it.
+
 // Items before the row's first are ignored.
 __device__ __forceinline__ void begin_row(Items& s, Position position) {
 #pragma unroll

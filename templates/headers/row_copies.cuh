@@ -1,4 +1,6 @@
-//@ copy_row
+// Copies of a thread's vectors of a tile to a stage of the ring.
+#pragma once
+
 // Copy a thread's accesses of an operand that lie as those of the output, or whose items are strided.
 template <class Layout, class Item>
 __device__ __forceinline__ void copy_row(Layout layout, Vector<Item>* to, const RowPart& part, const Item* from,
@@ -8,11 +10,10 @@ __device__ __forceinline__ void copy_row(Layout layout, Vector<Item>* to, const 
     read_row<dense, layout.kShift>(to, part, layout.kShift ? from + along(1) * step : from, step);
 }
 
-//@ copy_shifted
 // Copy a thread's accesses of an operand that is aligned differently from the output.
 template <class Layout, class Item>
 __device__ __forceinline__ void copy_shifted(Layout layout, Vector<Item>* to, int& skew, const RowPart& part,
                                              const Item* from) {
-    const int found = read_shifted<layout.kShift>(to + part.lane, part, layout.kShift ? from + along(1) : from);
+    const int found = read_shifted(layout, to + part.lane, part, layout.kShift ? from + along(1) : from);
     if (part.lane == 0) skew = found;
 }

@@ -1,18 +1,11 @@
-//@
-// ---- the lanes of a warp exchange vectors, so that the items of a lane are consecutive
-//@ access_place
-// Place of a vector in shared memory: free of bank conflicts in order, and where each lane has `run` consecutive ones.
-template <int run>
-__device__ __forceinline__ int access_place(int number) {
-    return number ^ (number >> 3 & (run - 1));
-}
+// The lanes of a warp exchange vectors, so that the items of a lane are consecutive.
+#pragma once
+#include "headers/access_place.cuh"
 
-//@ Exchanged
 struct alignas(kExchangedBytes) Exchanged {  // a vector of any operand or output
     unsigned char bytes[kExchangedBytes];
 };
 
-//@ exchange_to_runs
 // Neighbouring lanes load neighbouring vectors, and scan runs of consecutive ones: so a warp scans across its lanes
 // once, not once for each vector. `slots`: places in shared memory for the vectors of the warp.
 template <class Held, class Slot>
@@ -26,7 +19,6 @@ __device__ __forceinline__ void exchange_to_runs(Held (&held)[kThreadLoads], Slo
         held[j] = reinterpret_cast<Held&>(slots[access_place<kBankPeriod>(lane * kThreadLoads + j)]);
 }
 
-//@ exchange_back
 template <class Held, class Slot>
 __device__ __forceinline__ void exchange_back(Held (&held)[kThreadLoads], Slot* slots, int lane) {
     __syncwarp();
@@ -39,7 +31,6 @@ __device__ __forceinline__ void exchange_back(Held (&held)[kThreadLoads], Slot* 
         held[j] = reinterpret_cast<Held&>(slots[access_place<kBankPeriod>(lane + kWarpThreads * j)]);
 }
 
-//@ exchange_operands
 __device__ __forceinline__ void exchange_operands(Accesses& a, Exchanged* slots, int lane) {
     for_each_operand(
         [&](auto layout, auto& held) {
@@ -49,7 +40,6 @@ __device__ __forceinline__ void exchange_operands(Accesses& a, Exchanged* slots,
         a);
 }
 
-//@ exchange_results
 __device__ __forceinline__ void exchange_results(Results& r, Exchanged* slots, int lane) {
     for_each_output([&](auto& held) { exchange_back(held, slots, lane); }, r);
 }

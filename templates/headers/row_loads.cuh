@@ -1,4 +1,6 @@
-//@ read_access
+// Vectors of a row, which are read whole or item by item.
+#pragma once
+
 // Read an access whose items are `step` apart, those in the row: as a whole, or one by one.
 template <bool dense, bool guarded, class Item>
 __device__ __forceinline__ void read_access(Vector<Item>* to, const Item* from, long long step, Position position,
@@ -15,7 +17,6 @@ __device__ __forceinline__ void read_access(Vector<Item>* to, const Item* from, 
     }
 }
 
-//@ read_row
 // Read accesses that lie as those of the output, or whose items are `step` apart, by rising address. `from` lies
 // `shift` items further on than the output.
 template <bool dense, int shift = 0, class Item>
@@ -33,7 +34,6 @@ __device__ __forceinline__ void read_row(Vector<Item>* to, const RowPart& part, 
     }
 }
 
-//@ spread
 // Fill all accesses with the one item of a line.
 template <class Access, class Item>
 __device__ __forceinline__ void spread(Access (&a)[kThreadLoads], Item item) {

@@ -1,4 +1,6 @@
-//@ RowPart
+// A thread's slice of a row.
+#pragma once
+
 struct RowPart {                            // a thread's slice of a row
     Position first;                         // scan position of its first item
     Position length;                        // of the row
@@ -24,26 +26,21 @@ struct RowPart {                            // a thread's slice of a row
     __device__ __forceinline__ Position rest(int j) const { return length - begin(j); }
 };
 
-//@ dense
 // The first access of a contiguous tensor whose rows have this length.
 template <class Item>
 __device__ __forceinline__ Item* dense(Item* items, long long line, const RowPart& part, Position length) {
     return items + line * length + memory_index(part.first, kItemsPerLoad, length);
 }
 
-//@
 // ---- misaligned rows: vector accesses are aligned, those at both ends of a row are predicated
-//@ is_inside
 __device__ __forceinline__ bool is_inside(Position position, Position end) {
     return (unsigned long long)position < (unsigned long long)end;
 }
 
-//@ is_whole
 __device__ __forceinline__ bool is_whole(Position position, int items, Position end) {
     return position >= 0 && position <= end - items;
 }
 
-//@ lead_of
 // Items from the boundary before a row to its first item in scan order.
 __device__ __forceinline__ int lead_of(long long line, [[maybe_unused]] const Output* output, Position length) {
     long long row = (line + kReverse) * length;

@@ -1,4 +1,6 @@
-//@ store_access
+// Stores of results as vectors.
+#pragma once
+
 // Store an access: as a whole, or those of its items that are in the row.
 template <class Item>
 __device__ __forceinline__ void store_access(Item* to, const Vector<Item, kItemsPerStore>& y, Position position,
@@ -12,7 +14,6 @@ __device__ __forceinline__ void store_access(Item* to, const Vector<Item, kItems
     }
 }
 
-//@ store
 // Store the results of access j.
 __device__ __forceinline__ void store(const RowPart& part, const Row& row, int j, const Results& r) {
     const int access = kThreadRuns == 1 ? j : 0;

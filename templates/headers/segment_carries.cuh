@@ -1,4 +1,12 @@
-//@ has_head
+// Carries of segments at a thread's items.
+#pragma once
+
+// Whether item k is the first of its segment in scan order.
+template <class Items>
+__device__ __forceinline__ bool begins(const Items& s, int k) {
+    return line_state(s.item[k], 0).bounds & 2;
+}
+
 // Whether some item is: those of most threads are not, and have no carries.
 __device__ __forceinline__ bool has_head(const Items& s) {
     bool any = false;
@@ -7,8 +15,8 @@ __device__ __forceinline__ bool has_head(const Items& s) {
     return any;
 }
 
-//@ resume_segments
 // Let the first item of each segment continue from its carry-in. i: index in the line of the first item
+template <class Items>
 __device__ __forceinline__ Items resume_segments(Items s, const Carries& carries, long long i) {
     if constexpr (kExclusive) {
 #pragma unroll
@@ -33,7 +41,6 @@ __device__ __forceinline__ Items resume_segments(Items s, const Carries& carries
     return s;
 }
 
-//@ end_items
 // Store the carries-out of the segments that end before or with one of these items, of which `rest` remain in the line;
 // the first `count` are the thread's own.
 __device__ __forceinline__ void end_items(const Carries& carries, long long rest, const ThreadState& prefix,

@@ -1,4 +1,6 @@
-//@ each_chunk
+// Chunks of segments that begin among some items.
+#pragma once
+
 // Call use(item) for each chunk of segment k that begins at item `first` + `item`, of `count` items.
 template <class Use>
 __device__ __forceinline__ void each_chunk(const Segments& segments, int k, long long first, int count, Use use) {
@@ -8,26 +10,25 @@ __device__ __forceinline__ void each_chunk(const Segments& segments, int k, long
     for (; item < end; item += chunk) use((int)item);
 }
 
-//@ mark_begins
 // Bit k of `marks`: whether a segment begins at item `first` + k of the items of a warp, in memory order; `low` segments
 // at most begin before.
+template <int items>
 __device__ __forceinline__ void mark_begins(unsigned* marks, const Segments& segments, long long first, int low,
                                             int lane) {
     __syncwarp();  // all lanes have read the marks of the tile before
-    for (int w = lane; w < kWarpItems / kWordBits; w += kWarpThreads) marks[w] = 0;
+    for (int w = lane; w < items / kWordBits; w += kWarpThreads) marks[w] = 0;
     if constexpr (kFlagsNextItems) ++first;  // an item begins a segment, in scan order, if the next in memory does
     __syncwarp();
     for (low = low > 0 ? low - 1 : 0; __any_sync(kFullMask, low + lane < segments.count - 1); low += kWarpThreads) {
-        const bool inside = low + lane < segments.count - 1 && begin_of(segments, low + lane) < first + kWarpItems;
+        const bool inside = low + lane < segments.count - 1 && begin_of(segments, low + lane) < first + items;
         if (inside)
-            each_chunk(segments, low + lane, first, kWarpItems,
+            each_chunk(segments, low + lane, first, items,
                        [&](int item) { atomicOr(&marks[item / kWordBits], 1u << item % kWordBits); });
         if (!__all_sync(kFullMask, inside)) break;
     }
     __syncwarp();
 }
 
-//@ find_starts
 // Bit k: whether a segment begins at item `first` + k, of `count` items; `low` segments at most begin before.
 __device__ __forceinline__ Begins find_starts(const Segments& segments, long long first, int count, int low) {
     Begins starts = 0;

@@ -1,4 +1,6 @@
-//@ find_chunk
+// Which chunk of which segment a block scans.
+#pragma once
+
 // Find the items of a chunk, from `before` to `stop`: none if no chunk has the number. Chunk c of segment s has the
 // number begin / chunk + s + c, which rises from each chunk to the next and is less than end / chunk + segments.
 __device__ __forceinline__ void find_chunk(const Segments& segments, int number, int lane, long long& before,

@@ -1,4 +1,6 @@
-//@ Carries
+// Carries of the segments of a line.
+#pragma once
+
 // The carries of the segments of a thread's lines, one for each segment of each line.
 struct Carries {
     const Segments& offsets;  // where each segment begins, and where the last one ends

@@ -1,13 +1,16 @@
-//@ starts_of
+// Searches among the offsets of segments.
+#pragma once
+#include "headers/approximations.cuh"
+
 // Bit k: whether a segment begins at item k of run j.
+template <int runs>
 __device__ __forceinline__ unsigned starts_of(const unsigned* marks, int j, int lane) {
-    static_assert(kRunItems <= kWordBits, "bits of two words");
-    const int run = j * kWarpThreads + lane, at = (kReverse ? kThreadRuns * kWarpThreads - 1 - run : run) * kRunItems;
+    static_assert(runs > 0 && kRunItems <= kWordBits, "bits of two words");
+    const int run = j * kWarpThreads + lane, at = (kReverse ? runs * kWarpThreads - 1 - run : run) * kRunItems;
     if constexpr (kWordBits % kRunItems == 0) return marks[at / kWordBits] >> at % kWordBits;
     return __funnelshift_r(marks[at / kWordBits], marks[at / kWordBits + 1], at % kWordBits);
 }
 
-//@ count_begins
 // The number of segments that begin before `place` of `length` items, which all lanes of the warp name alike. Each step
 // waits for memory. Of many segments the first looks where equal ones would begin, as far as their lengths vary mostly;
 // the others split the range that is left into 32 parts, and count those that end before `place`.
@@ -31,7 +34,6 @@ __device__ __forceinline__ int count_begins(const Segments& segments, long long 
     return low;
 }
 
-//@ count_begins_alone
 // The number of segments that begin before `place`.
 __device__ __forceinline__ int count_begins_alone(const Segments& segments, long long place) {
     int low = 0, high = segments.count;

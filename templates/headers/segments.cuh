@@ -1,7 +1,8 @@
-//@ identity
+// The operator of a segmented scan.
+#pragma once
+
 __device__ __forceinline__ State identity() { return {unsegmented::identity(), 0}; }
 
-//@ combine
 // A segment is the same items in both directions; scanned in reverse, it ends with the item that carries its head flag.
 // With carries of segments the first item in scan order carries the flag in both directions.
 __device__ __forceinline__ State combine(State older, State newer) {

@@ -1,4 +1,6 @@
-//@ append
+// A single item of a segmented scan.
+#pragma once
+
 // Combine with one item. An item that begins a segment has no predecessor: its gate is ignored, because NaN times the
 // identity is NaN.
 __device__ __forceinline__ State append(State older, State newer) {

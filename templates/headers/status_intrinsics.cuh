@@ -1,4 +1,6 @@
-//@ store_relaxed, load_relaxed
+// Accesses of words that other blocks, or other GPUs, write meanwhile.
+#pragma once
+
 #ifdef __CUDACC__
 // Tile status words: relaxed 64-bit accesses, which L1 does not serve, at the scope of the GPU, or of the system where
 // other GPUs read them.
@@ -19,7 +21,6 @@ __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long l
 }
 #endif
 
-//@ nanoseconds
 #ifdef __CUDACC__
 __device__ __forceinline__ unsigned long long nanoseconds() {
     unsigned long long time;

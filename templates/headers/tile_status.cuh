@@ -1,4 +1,7 @@
-//@ TileStatus
+// The status of tiles, which blocks publish for decoupled look-back.
+#pragma once
+#include "headers/status_intrinsics.cuh"
+
 // ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence
 // is needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
 static_assert(sizeof(State) == kStatusWords * sizeof(unsigned), "a state is published in whole words");
@@ -9,26 +12,21 @@ struct TileStatus {               // the workspace
         word;  // kStatusWords per tile: launch epoch (high half), a piece of the tile's total (low half)
 };
 
-//@ kEpochShift
-constexpr int kEpochShift = 32;  // an epoch is the high half of a word
+inline constexpr int kEpochShift = 32;  // an epoch is the high half of a word
 
-//@ StatusWords
 struct StatusWords {
     unsigned long long piece[kStatusWords];
 };
 
-//@ take_ticket
 __device__ __forceinline__ unsigned long long take_ticket(const TileStatus& tile_status) {
     return atomicAdd(tile_status.tickets, 1ull);
 }
 
-//@ kEpochs
 // Epochs of launches: 1 to kEpochs, then 1 again, never 0, which a cleared word holds. Their number is even, so that odd
 // and even epochs alternate there too (see inbox_of). A word of as many launches ago would be taken for one of this
 // launch, if none of the launches in between had as many tiles.
-constexpr unsigned kEpochs = 0xfffffffeu;
+inline constexpr unsigned kEpochs = 0xfffffffeu;
 
-//@ advance_epoch
 // The block with the last ticket of a launch advances the epoch for the next one.
 __device__ __forceinline__ void advance_epoch(const TileStatus& tile_status, unsigned long long ticket, unsigned last) {
     if ((unsigned)ticket != last) return;
@@ -36,10 +34,8 @@ __device__ __forceinline__ void advance_epoch(const TileStatus& tile_status, uns
     store_relaxed(tile_status.tickets, (unsigned long long)(finished == kEpochs ? 0 : finished) << kEpochShift);
 }
 
-//@ epoch_of
 __device__ __forceinline__ unsigned epoch_of(unsigned long long ticket) { return (unsigned)(ticket >> kEpochShift) + 1; }
 
-//@ publish
 __device__ __forceinline__ void publish(const TileStatus& tile_status, unsigned epoch, long long tile, State total) {
     unsigned piece[kStatusWords];
     memcpy(piece, &total, sizeof(State));
@@ -48,7 +44,6 @@ __device__ __forceinline__ void publish(const TileStatus& tile_status, unsigned 
         store_relaxed(tile_status.word + tile * kStatusWords + k, (unsigned long long)epoch << kEpochShift | piece[k]);
 }
 
-//@ load_status
 __device__ __forceinline__ StatusWords load_status(const TileStatus& tile_status, long long tile) {
     StatusWords words;
 #pragma unroll
@@ -56,7 +51,6 @@ __device__ __forceinline__ StatusWords load_status(const TileStatus& tile_status
     return words;
 }
 
-//@ is_stale
 __device__ __forceinline__ bool is_stale(const StatusWords& words, unsigned epoch) {
     bool missing = false;
 #pragma unroll
@@ -64,7 +58,6 @@ __device__ __forceinline__ bool is_stale(const StatusWords& words, unsigned epoc
     return missing;
 }
 
-//@ value_of
 __device__ __forceinline__ State value_of(const StatusWords& words) {
     unsigned piece[kStatusWords];
 #pragma unroll
@@ -74,7 +67,6 @@ __device__ __forceinline__ State value_of(const StatusWords& words) {
     return total;
 }
 
-//@ wait_for_status
 // Spin until the tile's status is of this launch, then return the tile's total. There is no back-off: a block waits only
 // for tiles with lower tickets, whose blocks run already, and finds them published after one or two reads as a rule. A
 // sleep would add its length to the latency of the chain that all later tiles wait for.
@@ -82,21 +74,4 @@ __device__ __forceinline__ State wait_for_status(const TileStatus& tile_status, 
                                                  StatusWords words) {
     while (is_stale(words, epoch)) words = load_status(tile_status, tile);
     return value_of(words);
-}
-
-//@ wait_for_groups
-// Look-back of rows: totals of tiles are folded in groups of 32, by a warp each. Wait for the totals of kBlockWarps
-// groups from `group` on, of the tiles of a row that precede tile `index`; `first`: its first tile. Leaves the total of
-// each group in group_aggregate.
-__device__ __forceinline__ void wait_for_groups(State* group_aggregate, const TileStatus& tile_status, unsigned epoch,
-                                                long long first, int group, int index) {
-    const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads,
-              tile = (group + warp) * kWarpThreads + lane;
-    State total = tile < index
-                      ? wait_for_status(tile_status, epoch, first + tile, load_status(tile_status, first + tile))
-                      : identity();
-    total = scan_lanes(total, lane);
-    __syncthreads();
-    if (lane == kWarpThreads - 1) group_aggregate[warp] = total;
-    __syncthreads();
 }

@@ -1,4 +1,6 @@
-//@ copy
+// The ring of tiles in shared memory, of transposed operands.
+#pragma once
+
 // Issue this lane's copies of a tile of all operands.
 __device__ __forceinline__ void copy(Ring& ring, int stage, const Sources& from, int lines, Position live) {
     const int warp = threadIdx.x / kWarpThreads;
@@ -9,7 +11,6 @@ __device__ __forceinline__ void copy(Ring& ring, int stage, const Sources& from,
         ring, from);
 }
 
-//@ staged
 // This thread's rows of a tile that arrived.
 __device__ __forceinline__ TileRows staged(Ring& ring, int stage, const Sources&) {
     const int warp = threadIdx.x / kWarpThreads;
@@ -19,7 +20,6 @@ __device__ __forceinline__ TileRows staged(Ring& ring, int stage, const Sources&
     return rows;
 }
 
-//@ sources_of
 // `line`: the first of the block's lines.
 __device__ __forceinline__ Sources sources_of(const Operands<ConstPointerTo>& operands, const Place& at, long long line,
                                               const Geometry& geometry, const Neighbours& neighbours, Position length) {

@@ -1,17 +1,18 @@
-//@ kAlong, kAcross
+// Slabs: a warp's part of a tile, transposed in shared memory.
+#pragma once
+#include "headers/copy_intrinsics.cuh"
+
 static_assert(kLanes == kWarpThreads, "a warp for each part of a tile");
 
 // Items that are contiguous in memory, and in a slab.
-constexpr bool kAlong = true;    // those of a line
-constexpr bool kAcross = false;  // those of neighbouring lines at one position
+inline constexpr bool kAlong = true;    // those of a line
+inline constexpr bool kAcross = false;  // those of neighbouring lines at one position
 
-//@ Slab
 template <class Item>
 struct alignas(16) Slab {  // a warp's part of a tile
     Item item[kTileColumns * kRunItems];
 };
 
-//@ thread_position
 // The position of a thread among the block's lines, the first of which is `line`.
 __device__ __forceinline__ Place thread_position(long long line, int lines, long long step, Position length) {
     const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads;
@@ -33,7 +34,6 @@ __device__ __forceinline__ Place thread_position(long long line, int lines, long
             there > 0 ? length - first : 0};
 }
 
-//@ source_of
 // `line`: the first of the block's lines at index 0; `beside`: items from a line to its neighbour.
 template <bool order, typename Item>
 __device__ __forceinline__ Source<Item> source_of(const Item* line, [[maybe_unused]] long long beside,
@@ -44,12 +44,10 @@ __device__ __forceinline__ Source<Item> source_of(const Item* line, [[maybe_unus
     return {line + memory_index(first, 1, length) * step, forward, {}, {}, forward};
 }
 
-//@ kPieceItems
 // Items of one line that a lane reads or writes at once in shared memory.
 template <typename Item>
 constexpr int kPieceItems = kRunItems * sizeof(Item) < 16 ? kRunItems : 16 / sizeof(Item);
 
-//@ slab_index
 // Index of an item of a run in a slab. Pieces of lines are swizzled so that lanes access different banks.
 template <bool order, typename Item>
 __device__ __forceinline__ int slab_index(int run, int item) {
@@ -61,7 +59,6 @@ __device__ __forceinline__ int slab_index(int run, int item) {
     return piece * kPieceItems<Item> + item % kPieceItems<Item>;
 }
 
-//@ move_slab
 // Move a warp's part of a tile to a slab, by asynchronous copies, or from it: groups of lanes move runs of contiguous
 // items, which are `pitch` items apart in global memory. Of the warp's lines `lines` exist, of its positions `live`.
 template <bool store, bool order, int access, typename Item, typename Pointer>
@@ -90,7 +87,6 @@ __device__ __forceinline__ void move_slab(Item* slab, Pointer first, long long p
         }
 }
 
-//@ move_lines
 // Move a lane's lines from or to a slab in which they are contiguous.
 template <bool store, typename Item>
 __device__ __forceinline__ void move_lines(Item* slab, Rows<Item>& rows) {
@@ -114,7 +110,6 @@ __device__ __forceinline__ void move_lines(Item* slab, Rows<Item>& rows) {
         }
 }
 
-//@ load
 // This lane's items of a tile that arrived.
 template <bool order, typename Item>
 __device__ __forceinline__ Rows<Item> load(Item* slab) {
@@ -133,7 +128,6 @@ __device__ __forceinline__ Rows<Item> load(Item* slab) {
     return rows;
 }
 
-//@ store_slab
 // Store a warp's results of a tile, contiguous along their lines, by way of a slab.
 template <int access, class Item>
 __device__ __forceinline__ void store_slab(Slab<Item>& slab, Item* to, Rows<Item>& rows, long long pitch, int lines,

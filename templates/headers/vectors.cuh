@@ -1,7 +1,8 @@
-//@ kMostAccessBytes
-constexpr int kMostAccessBytes = 16;  // of a load or store of a thread
+// Items that a thread loads or stores at once.
+#pragma once
 
-//@ Vector
+inline constexpr int kMostAccessBytes = 16;  // of a load or store of a thread
+
 // ---- a vector load holds items in memory order, Items hold states in scan order
 template <class Item, int count = kItemsPerLoad>
 struct alignas(count * sizeof(Item)) Vector {
@@ -9,6 +10,5 @@ struct alignas(count * sizeof(Item)) Vector {
     Item item[count];
 };
 
-//@ along
 // Offset in memory to an item so many items further in scan order.
 __device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }

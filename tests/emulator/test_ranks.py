@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from scanops.codegen.fragments import fragments
+from scanops.codegen.headers import inline_headers
 from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.launch import Numbers
 from scanops.codegen.planner import Plan, by_rule
@@ -118,7 +119,7 @@ class Ranks:
         """The text of all kernels and of one that runs them."""
         texts, calls = [], []
         for rank, plan in enumerate(self.plans):
-            body = render(plan).partition(HOST_SIDE)[0].partition("#endif\n")[2]
+            body = inline_headers(render(plan)).partition(HOST_SIDE)[0].partition("#endif\n")[2]
             kernel, bounds = 'extern "C" __global__ void ', body.index("__launch_bounds__(kBlockThreads")
             body = body[: bounds - len(kernel)] + "__device__ void" + body[body.index(")", bounds) + 1 :]
             body = body.replace("gridDim.x", f"{self.numbers[rank].blocks}u").replace(

@@ -22,6 +22,7 @@ from scanops import ScanSpec, generate, make_plan
 from scanops.builders import nvrtc, unavailable
 from scanops.builders.toolchain import CudaToolkit, find_cxx, find_nvcc
 from scanops.codegen.fragments import fragments
+from scanops.codegen.headers import inline_headers
 from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.operators import OPERATORS
 from scanops.codegen.planner import STRATEGIES, plan_kernel
@@ -111,7 +112,7 @@ def test_targets_differ_in_banner_and_intrinsics_alone(target: str) -> None:
 
 
 FUNCTION = re.compile(r"^__device__ .*?(\w+)\(", re.MULTILINE)
-CONSTANT = re.compile(r"^constexpr (?:\w+ )+(\w+) = ", re.MULTILINE)
+CONSTANT = re.compile(r"^inline constexpr (?:\w+ )+(\w+) = ", re.MULTILINE)
 TYPE = re.compile(r"^(?:typedef .*?(\w+);|struct (?:alignas\(.*\) )?(\w+) \{)", re.MULTILINE)
 EXPORTED = ["scanops_abi", "scanops_error_string", "scanops_launch"]
 
@@ -119,7 +120,7 @@ EXPORTED = ["scanops_abi", "scanops_error_string", "scanops_launch"]
 def faults(source: str) -> set[str]:
     """What is wrong with the text of a kernel, in words."""
     declared = {name for pattern in (FUNCTION, CONSTANT, TYPE) for name in re.findall(r"\w+", listed(pattern, source))}
-    counts = Counter(re.findall(r"\w+", source))
+    counts = Counter(re.findall(r"\w+", inline_headers(source)))
     found = {f"{name} is not used" for name in declared if counts[name] == 1}
     body = source.split("\n\n", 1)[1]
     found |= {f"{word} is of Python" for word in ("None", "True", "False") if re.search(rf"\b{word}\b", body)}
@@ -201,7 +202,7 @@ def together(texts: list[str]) -> str:
 def test_nvcc(nvcc: CudaToolkit, tmp_path: Path) -> None:
     """Device and host code, warnings as errors."""
     source = tmp_path / "kernels.cu"
-    source.write_text(together([render(row.plan) for row in GOLDEN]))
+    source.write_text(together([inline_headers(render(row.plan)) for row in GOLDEN]))
     command = [str(nvcc.path), "-c", *STRICT, f"-arch={DEFAULT_TARGET}", str(source), "-o", str(tmp_path / "kernels.o")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -271,7 +272,7 @@ def test_nothing_is_read_before_it_is_set(length: int, inner: int, layout: str, 
         input_layout="transposed" if layout == "transposed" else "dense",
     )
     source = tmp_path / "kernel.cpp"
-    source.write_text(render(make_plan(spec, few=layout == "few")))
+    source.write_text(inline_headers(render(make_plan(spec, few=layout == "few"))))
     flags = ["-std=c++20", "-O2", "-fwrapv", "-fno-strict-aliasing", "-Werror=maybe-uninitialized", "-Wuninitialized"]
     command = [find_cxx().path, *flags, f"-I{HEADER_DIRECTORY}", "-S", source, "-o", tmp_path / "kernel.s"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -3,7 +3,7 @@
 
 #include "headers/states/place.cuh"
 
-constexpr int kMostAccessBytes = 16;  // of a load or store of a thread
+inline constexpr int kMostAccessBytes = 16;  // of a load or store of a thread
 
 // Consecutive items as one access.
 template <class Item, int count>
@@ -39,8 +39,8 @@ __device__ __forceinline__ void load_run(Item (&to)[count], const Item* from) {
 
 // ---- the items of a thread: runs of kAccess along the steps of its line, or along neighbouring lines
 
-constexpr int kLineRuns = kBlockLines / kAccess;  // runs of neighbouring lines of a block
-constexpr int kItemLines = kAlongLines ? kAccess : 1;  // lines of a thread's items
+inline constexpr int kLineRuns = kBlockLines / kAccess;  // runs of neighbouring lines of a block
+inline constexpr int kItemLines = kAlongLines ? kAccess : 1;  // lines of a thread's items
 
 __device__ __forceinline__ int item_line(int k) {
     return kAlongLines ? (int)threadIdx.x % kLineRuns * kAccess + k % kAccess : (int)threadIdx.x / kLanes;
@@ -109,8 +109,8 @@ __device__ __forceinline__ void store_items(const Item (&items)[kItems], Item* t
 // ---- values of a tile in shared memory, one for each step of each line. Whoever writes or reads runs does so at a
 // 16-byte boundary: runs of steps, or of lines where these are neighbours in memory.
 
-constexpr int kStepPitch = kTileSteps + 4;
-constexpr int kTileValues = kAlongLines ? kTileSteps * kBlockLines : kBlockLines * kStepPitch;
+inline constexpr int kStepPitch = kTileSteps + 4;
+inline constexpr int kTileValues = kAlongLines ? kTileSteps * kBlockLines : kBlockLines * kStepPitch;
 
 __device__ __forceinline__ int value_at(int line, int step) {
     return kAlongLines ? step * kBlockLines + line : line * kStepPitch + step;

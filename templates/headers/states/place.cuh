@@ -2,7 +2,7 @@
 #pragma once
 
 typedef long long Position;
-constexpr int kOuterDims = 3;  // dimensions of lines beside the one that a block takes several lines of
+inline constexpr int kOuterDims = 3;  // dimensions of lines beside the one that a block takes several lines of
 
 // A tensor with the strides of its dimensions, in items; 0 along those that it is broadcast over.
 template <class Item>

@@ -1,2 +1,0 @@
-//@ is_nan
-__device__ __forceinline__ bool is_nan(Value) { return false; }

@@ -1,5 +1,0 @@
-//@ ItemContext
-struct ItemContext {    // where consecutive items lie in their line
-    Position rest = 0;  // items from the first of them to the line's end
-    int index = 0;      // of the first of them
-};
