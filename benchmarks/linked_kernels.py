@@ -27,8 +27,9 @@ import scanops
 from benchmarks.distributed import write_row
 from scanops.distributed.groups import Group
 from scanops.distributed.links import HEAD_WORDS, Link, Memory
-from scanops.ops.dispatch import serve
+from scanops.ops.dispatch import run
 from scanops.ops.node import ScanFunction
+from scanops.ops.serving import serve
 from scanops.requests.call import Call
 from scanops.requests.geometry import line_shape
 from scanops.requests.request import Inputs
@@ -102,7 +103,7 @@ def measure(shape: tuple[int, ...], op: str, dtype: torch.dtype, links: Sequence
     leaves = [each.requires_grad_() for each in (x, gate) if each is not None]
 
     def scan(link: Link | None) -> Tensor:
-        return serve(Call(op, 1, link=link), Inputs(x, None, gate), eager=True, record=record)[0]
+        return serve(Call(op, 1, link=link), Inputs(x, None, gate), run, eager=True, record=record)[0]
 
     times: dict[str, list[Callable[[], float]]] = {}
 

@@ -11,7 +11,8 @@ import torch
 from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.lines import choose_variant
 from scanops.fallback import scans
-from scanops.ops.dispatch import serve
+from scanops.ops.dispatch import run
+from scanops.ops.serving import serve
 from scanops.requests.call import Call
 from scanops.requests.request import Inputs, Request, check_request
 from scanops.requests.torch_state import runs_kernels
@@ -37,7 +38,7 @@ class Scan:
     def run(self, out: torch.Tensor | None = None) -> Outputs:
         """Return the outputs, as the public function of the operator computes them; the first is ``out`` if given."""
         out = self.out if out is None else out
-        return serve(self.call, self.inputs, () if out is None else (out,), eager=runs_kernels(self.inputs.flat))
+        return serve(self.call, self.inputs, run, () if out is None else (out,), eager=runs_kernels(self.inputs.flat))
 
     @property
     def request(self) -> Request:

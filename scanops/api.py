@@ -13,7 +13,8 @@ from scanops.dtensors import run_call
 from scanops.forks import LATE, load_late
 from scanops.fusion.calls import scan_fused
 from scanops.keywords import Ends, Final, Pair
-from scanops.ops.dispatch import plain_name, prepare_recurrence, register_chunks, resolve_call
+from scanops.ops.native_calls import register_chunks
+from scanops.requests.arguments import plain_name, prepare_recurrence, resolve_call
 from scanops.requests.call import Call
 from scanops.requests.packed_sequences import PlainCall, is_jagged, split_chunks, unpack_nested
 from scanops.requests.placement import OPEN, find_placement

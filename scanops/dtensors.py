@@ -12,8 +12,9 @@ import torch
 from scanops.fallback.fused import compose
 from scanops.fallback.summed import compose_summed
 from scanops.forks import LATE, load_late
-from scanops.ops.dispatch import AnyInputs, run
+from scanops.ops.dispatch import run
 from scanops.ops.schema import Outputs
+from scanops.ops.serving import AnyInputs
 from scanops.requests.call import Call, FusedKey
 from scanops.requests.request import FusedInputs, Inputs, check_request
 from scanops.requests.torch_state import runs_kernels

@@ -11,11 +11,12 @@ from scanops.api import run_scan
 from scanops.errors import UnsupportedRequest
 from scanops.fallback.reductions import reduce_segments
 from scanops.keywords import Ends, Final, Pair, ValuesAndIndices
-from scanops.ops.dispatch import is_followed, plain_name, resolve_call
 from scanops.requests import checks
+from scanops.requests.arguments import plain_name, resolve_call
 from scanops.requests.call import Call
 from scanops.requests.placement import OPEN
 from scanops.requests.request import Inputs, check_request
+from scanops.requests.torch_state import is_followed
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

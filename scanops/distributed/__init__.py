@@ -21,7 +21,7 @@ from scanops.distributed.sharded_scan import scan_sharded
 from scanops.errors import UnsupportedRequest
 from scanops.forks import LATE, load_late
 from scanops.keywords import Pair, ValuesAndIndices
-from scanops.ops.dispatch import plain_name, prepare_recurrence
+from scanops.requests.arguments import plain_name, prepare_recurrence
 from scanops.requests.call import Call
 from scanops.requests.placement import Placement, open_block
 from scanops.requests.request import Inputs

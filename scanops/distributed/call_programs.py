@@ -13,7 +13,9 @@ from torch import Tensor
 
 from scanops import recording
 from scanops.distributed.shards import reduce_pairs, scan_again
-from scanops.ops.dispatch import resolve_call, serve
+from scanops.ops.dispatch import run
+from scanops.ops.serving import serve
+from scanops.requests.arguments import resolve_call
 from scanops.requests.call import Call
 from scanops.requests.request import Inputs, Tensors
 from scanops.runtime import call_cache, native
@@ -84,4 +86,4 @@ def find_launcher(call: Call, tensors: Tensors) -> Launcher | None:
 
 
 def _scan_linked(call: Call, *tensors: Tensor | None) -> tuple[Tensor, ...]:
-    return serve(call, Inputs(*tensors), eager=True)  # type: ignore[arg-type]
+    return serve(call, Inputs(*tensors), run, eager=True)  # type: ignore[arg-type]

@@ -27,8 +27,8 @@ from scanops.distributed.groups import is_captured
 from scanops.distributed.links import CarryIn, Link
 from scanops.distributed.prepared import Prepared
 from scanops.errors import UnsupportedRequest
-from scanops.ops.backward import keeps
 from scanops.ops.node import backward_pass
+from scanops.ops.saved import saved_mask
 from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT, line_shape
 from scanops.requests.request import Inputs, Needs, RequestKind, Tensors, check_request
@@ -164,10 +164,10 @@ class OnePass:
         self._own_needs = (*self._needs[:3], self._needs[3] and self.reads_initial)  # of this rank's kernels
         own = Inputs(*given[:4], None, self._carry_in(given))
         self.kind = kind = RequestKind(check_request(self._call, own))
-        kind.lasts = True
-        self._keeps = keeps(kind, self._needs)
+        kind.is_cached = True
+        self._keeps = saved_mask(kind, self._needs)
         gradient = kind.request.operator.gradient
-        reads_before = gradient is not None and gradient.saved == "before" and keeps(kind, self._own_needs)[4]
+        reads_before = gradient is not None and gradient.saved == "before" and saved_mask(kind, self._own_needs)[4]
         is_entered = not self.reads_initial and link.fields(self._call.reverse)["linked_in"]
         self._reads_entered = reads_before and is_entered  # whether the backward pass does read what comes from a rank
         self._entered: CarryIn | None = None

@@ -25,7 +25,8 @@ from torch.compiler import is_dynamo_compiling
 
 from scanops.codegen.operators import Operator, find_operator
 from scanops.errors import UnsupportedRequest
-from scanops.ops.dispatch import resolve_call, run
+from scanops.ops.dispatch import run
+from scanops.requests.arguments import resolve_call
 from scanops.requests.call import Call
 from scanops.requests.checks import check_device, check_tensor
 from scanops.requests.geometry import line_shape

@@ -23,8 +23,8 @@ from scanops.distributed.groups import is_captured
 from scanops.distributed.prepared import Prepared
 from scanops.distributed.shards import Carry, Shard
 from scanops.distributed.spans import in_order_of
-from scanops.ops.backward import keeps
 from scanops.ops.node import backward_pass
+from scanops.ops.saved import saved_mask
 from scanops.requests.geometry import line_shape
 from scanops.requests.request import Inputs, Needs, RequestKind, Tensors, check_request
 from scanops.requests.torch_state import runs_kernels
@@ -191,8 +191,8 @@ class TwoPass:
         for part, before in zip(self.scan.parts(valued), befores, strict=True):
             call = replace(valued.call, final=True)
             kind = RequestKind(check_request(call, part.tensors._replace(offsets=None, initial=before)))
-            kind.lasts = True
-            keep, keep_entry = keeps(kind, asked), keeps(kind, ENTRY)
+            kind.is_cached = True
+            keep, keep_entry = saved_mask(kind, asked), saved_mask(kind, ENTRY)
             generic = valued.has_slopes and not valued.is_paired
             reads_before = keep[3] or generic or (keep_entry[3] and valued.has_slopes)
             reads_results = not shard.row.indices and (keep[4] or (keep_entry[4] and valued.has_slopes))
@@ -273,7 +273,7 @@ class TwoPass:
         if scan.final:
             of_final = self._zeros() if of_final is None else of_final.contiguous()
         try:
-            key: object = (needs, *call_cache.facts((grad, of_final)))
+            key: object = (needs, *call_cache.tensor_signature((grad, of_final)))
             program = self._backwards.get(key)
         except (TypeError, RuntimeError):  # a gradient without strides
             key = program = None

@@ -20,7 +20,8 @@ from scanops.fusion.functions import Sums, carry_of, find_fusion, raise_while_tr
 from scanops.fusion.operators import FieldOperator
 from scanops.fusion.trace_keys import key_of
 from scanops.ops import schema
-from scanops.ops.dispatch import repeat
+from scanops.ops.dispatch import run
+from scanops.ops.serving import repeat
 from scanops.requests import checks
 from scanops.requests.call import Call, FusedKey
 from scanops.requests.fused import broadcast_shape
@@ -214,7 +215,7 @@ def _repeat(
     known = call_cache.recall(key, given)[1]
     if known is None:
         return None
-    found = repeat(key, given, known)
+    found = repeat(key, given, known, run)
     return found[0] if len(found) == 1 else found
 
 

@@ -12,22 +12,19 @@ from typing import Any, NamedTuple
 import torch
 
 from scanops.codegen.fusion.adjoint import (
-    RECURRENCES,
     SavedStates,
     choose_states,
     derive_adjoint,
     read_states,
 )
-from scanops.codegen.fusion.fusion import MOST_OPERANDS, Fusion, fusion_of
+from scanops.codegen.fusion.fusion import Fusion, fusion_of
 from scanops.fallback.fused import evaluate
 from scanops.ops import schema
-from scanops.ops.backward import sum_to
-from scanops.ops.node import ScanFunction
+from scanops.ops.saved import sum_to
 from scanops.ops.schema import Outputs
 from scanops.requests.call import Call
 from scanops.requests.fused import broadcast_shape
-from scanops.requests.request import FURTHER_AT, NAMES, FusedInputs, Needs, RequestKind, Tensors
-from scanops.requests.torch_state import runs_kernels
+from scanops.requests.request import NAMES, FusedInputs, Needs, RequestKind, Tensors
 
 Scan = Callable[[Call, FusedInputs], Outputs]
 
@@ -48,7 +45,7 @@ class FusedPass:
     def compute(self, tensors: Tensors) -> Outputs:
         """Return the results, and keep the states that the backward pass reads until ``save`` takes them."""
         call, given = self.kind.request.call, FusedInputs.of_flat(tensors)
-        fusion = _fusion_of_call(call)
+        fusion = fusion_of_call(call)
         needs = tuple(each.requires_grad for each in given.operands)
         self._states = states = _states_of(call, given, needs) if self._saves_states else None
         if states is None:
@@ -60,37 +57,11 @@ class FusedPass:
     def save(self, ctx: Any, tensors: Tensors) -> None:
         """Save the tensors of the call, and the states."""
         ctx.save_for_backward(*tensors, *self._saved)
-        ctx.states, ctx.scan, ctx.differentiate, self._saved = self._states, self._scan, self.differentiate, ()
+        ctx.states, ctx.scan, self._saved = self._states, self._scan, ()
         ctx.fused = schema.list_fused_arguments(self.kind.request.call)
 
-    @staticmethod
-    def differentiate(ctx: Any, needs: Needs, gradients: Sequence[torch.Tensor | None]) -> Tensors:
-        """Return the gradients of the tensors of ``FusedInputs.differentiable`` that ``needs`` name."""
-        call, saved = ctx.kind.request.call, ctx.saved_tensors
-        count = FURTHER_AT + len(needs) - len(NAMES)
-        given = FusedInputs.of_flat(saved[:count])
-        # What is differentiated again follows from the tensors of the call alone.
-        uses_states = not torch.is_grad_enabled() and runs_kernels(saved)
-        states = ctx.states if uses_states else None
-        return differentiate_fused(call, given, gradients, needs, ctx.scan, states, saved[count:])
 
-
-def record_fused(work: FusedPass, given: FusedInputs) -> Outputs | None:
-    """Return the results of a pass, recorded by autograd; None where its gradients are not computed by scans."""
-    call, fusion = work.kind.request.call, _fusion_of_call(work.kind.request.call)
-    wanted = tuple(each.requires_grad for each in given.operands)
-    if call.op in RECURRENCES:
-        count = len(wanted) + (given.initial is not None)
-        if not any(wanted) or count + len(fusion.outputs) >= MOST_OPERANDS:
-            return None
-    else:
-        every = (True,) * len(fusion.outputs), wanted, (True,) * len(wanted)
-        if not fusion.fields or derive_adjoint(fusion, call.op, call.exclusive, *every) is None:
-            return None
-    return ScanFunction.record(work, given.flat)
-
-
-def _fusion_of_call(call: Call) -> Fusion:
+def fusion_of_call(call: Call) -> Fusion:
     assert call.fusion is not None
     return call.fusion
 
@@ -103,7 +74,7 @@ def _states_of(call: Call, given: FusedInputs, needs: tuple[bool, ...]) -> Saved
         return None
     shape = broadcast_shape(given.operands)
     whole = tuple(each.shape == shape for each in given.operands)
-    return choose_states(_fusion_of_call(call), call.op, call.exclusive, needs, whole)
+    return choose_states(fusion_of_call(call), call.op, call.exclusive, needs, whole)
 
 
 class _Scans(NamedTuple):
@@ -123,7 +94,7 @@ class _Scans(NamedTuple):
         return self.scan(replace(call, **others), inputs)
 
 
-def differentiate_fused(
+def differentiate_by_adjoint(
     call: Call,
     given: FusedInputs,
     gradients: Sequence[torch.Tensor | None],
@@ -137,9 +108,7 @@ def differentiate_fused(
     ``saved``: the ``states`` that the forward pass has written. Carries change places: that of the scan from the other
     end goes in as the gradient of what came out here.
     """
-    if all(each is None for each in gradients):
-        return (None,) * len(needs)
-    call_fusion, scans = _fusion_of_call(call), _Scans(call, given, scan)
+    call_fusion, scans = fusion_of_call(call), _Scans(call, given, scan)
     of_x, *_, of_initial = needs[: len(NAMES)]
     wanted = (of_x, *needs[len(NAMES) :])
     tensors, carry = given.operands, given.initial

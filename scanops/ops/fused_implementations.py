@@ -16,10 +16,10 @@ from scanops.errors import UnsupportedRequest
 from scanops.fallback.fused import compose
 from scanops.fallback.summed import compose_summed
 from scanops.ops import schema
-from scanops.ops.dispatch import record_fused_call, run, serve
-from scanops.ops.fused import differentiate_fused
+from scanops.ops.dispatch import run
+from scanops.ops.gradients import FusedBackwardPass, compute_fused_gradients
 from scanops.ops.implementations import differentiate_again, implement, is_transformed
-from scanops.ops.summed_pass import differentiate_summed
+from scanops.ops.serving import record_fused_call, serve
 from scanops.requests.call import Call
 from scanops.requests.fused import broadcast_shape
 from scanops.requests.geometry import separate
@@ -63,7 +63,7 @@ def _parse(
 def _compute(*arguments: Any) -> Results:
     call, given = _parse(*arguments)
     with schema.lengths(call.any_length):
-        return separate(serve(call, given, eager=reads_memory(given.flat)), given.operands)
+        return separate(serve(call, given, run, eager=reads_memory(given.flat)), given.operands)
 
 
 def _pretend(*arguments: Any) -> Results:
@@ -83,7 +83,7 @@ def _differentiate(keys: Any, *arguments: Any) -> Results:
 
     if not given.differentiates:
         return list(compute(call, given))
-    return list(record_fused_call(RequestKind(check_request(call, given)), given, compute, saves_states=False))
+    return list(record_fused_call(RequestKind(check_request(call, given)), given, compute, run, saves_states=False))
 
 
 def _rule(info: Any, dims: tuple[Any, ...], *arguments: Any) -> tuple[Results, list[int]]:
@@ -119,10 +119,7 @@ def _compute_backward(given: list[torch.Tensor | None], tensors: Results, needs:
     of_x, *of_further = needs[: len(tensors)]
     wanted = (of_x, False, False, any(needs[len(tensors) :]), *of_further)
     with schema.lengths(call.any_length):
-        if call.summed:
-            found = differentiate_summed(call, inputs, given, wanted, run)
-        else:
-            found = differentiate_fused(call, inputs, given, wanted, run)
+        found = compute_fused_gradients(FusedBackwardPass(call, inputs, given, wanted, run))
     x, _, _, initial, *further = found
     places = zip((x, *further, initial), needs, strict=False)
     return [tensors[0].new_empty(0) if each is None or not need else each for each, need in places]

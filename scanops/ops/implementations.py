@@ -12,15 +12,17 @@ from torch.autograd import forward_ad
 
 from scanops import torch_private as private
 from scanops.ops import schema
-from scanops.ops.backward import Kept, keeps, sum_to
-from scanops.ops.dispatch import serve
-from scanops.ops.node import Below, ScanFunction, by_torch, gradients_of, kind_of
+from scanops.ops.dispatch import run
+from scanops.ops.gradients import BackwardPass, compute_gradients
+from scanops.ops.node import OperatorForward, ScanFunction, apply_operator, by_torch, kind_of
+from scanops.ops.saved import SavedForward, saved_mask, sum_to
 from scanops.ops.schema import TENSORS
+from scanops.ops.serving import serve
 from scanops.requests.geometry import separate
-from scanops.requests.request import Inputs, RequestKind, Tensors
+from scanops.requests.request import Inputs, RequestKind, SavedTensors, Tensors
 from scanops.requests.torch_state import autocast, has_own_operations, reads_memory, runs_kernels
 
-Found = list[torch.Tensor]  # as operators of torch.library return them
+OperatorResults = list[torch.Tensor]  # as operators of torch.library return them
 
 
 def _classless(tensors: Sequence[Any]) -> tuple[Any, ...]:
@@ -33,23 +35,23 @@ def _classless(tensors: Sequence[Any]) -> tuple[Any, ...]:
     )
 
 
-def _compute(*arguments: Any) -> Found:
+def _compute(*arguments: Any) -> OperatorResults:
     """By a kernel where there is memory to read: modes have seen the operator already."""
     inputs, call = schema.parse(arguments)
     given = Inputs(*_classless(inputs))
     given = given if given.initial is not None else given._replace(initial=call.start)  # type: ignore[arg-type]
     with schema.lengths(call.any_length):
-        return separate(serve(call, given, eager=reads_memory(given.flat)))
+        return separate(serve(call, given, run, eager=reads_memory(given.flat)))
 
 
-def _pretend(*arguments: Any) -> Found:
+def _pretend(*arguments: Any) -> OperatorResults:
     """Shapes and dtypes of the results, for fake tensors."""
     inputs, call = schema.parse(arguments)
     request = schema.request_of(call, inputs)
     return [torch.empty(shape, dtype=dtype, device=request.x.device) for _, shape, dtype in request.places]
 
 
-def _cast(*arguments: Any) -> Found:
+def _cast(*arguments: Any) -> OperatorResults:
     """Under autocast on a GPU, operators with ``autocast`` in float32."""
     inputs, call = schema.parse(arguments)
     if call.dtype is None:
@@ -58,13 +60,13 @@ def _cast(*arguments: Any) -> Found:
         return list(schema.run_operator(call, inputs[:TENSORS]))
 
 
-def _differentiate(keys: Any, *arguments: Any) -> Found:
+def _differentiate(keys: Any, *arguments: Any) -> OperatorResults:
     inputs, call = schema.parse(arguments)
     tensors, keys = inputs[:TENSORS], keys & private.after_autograd
     if is_transformed(tensors):
         return list(by_torch(schema.request_of(call, inputs)))
     if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors):
-        return list(ScanFunction.record(Below(kind_of(call, tensors), call, keys), tensors))
+        return list(ScanFunction.record(OperatorForward(kind_of(call, tensors), call, keys), tensors))
     with private.below_autograd():
         return list(schema.run_operator(call, tensors, keys))
 
@@ -82,7 +84,7 @@ def is_transformed(tensors: Tensors) -> bool:
 # ---- torch.ops.scanops.scan_backward
 
 
-def _backward(*arguments: Any, within: bool) -> Found:
+def _backward(*arguments: Any, within: bool) -> OperatorResults:
     """``within`` the operator modes have seen it, and kernels may run; its tensors may have lost their history."""
     grad, grad_final, y, indices, *others = arguments
     inputs, needs, call = schema.of_backward(tuple(others))
@@ -92,12 +94,14 @@ def _backward(*arguments: Any, within: bool) -> Found:
         pairs = zip(tensors, needs, strict=True)
         tensors = tuple(each if each is None else each.detach().requires_grad_(need) for each, need in pairs)
     kind = RequestKind(request)
-    *_, reads_y, _ = keeps(kind.inclusive or kind, needs)
+    *_, reads_y, _ = saved_mask(kind.inclusive or kind, needs)
     y = y if reads_y else None  # kept for rows that tell from it what is before an item
-    saved = (*tensors, y, indices, request.inputs.starts, request.inputs.offsets)
-    kept = Kept(kind, needs, *saved)
-    read = (grad, grad_final, *kept.tensors)
-    found = gradients_of(kept, grad, grad_final, kernels=reads_memory(read) if within else runs_kernels(read))
+    saved = SavedTensors._make((*tensors, y, indices, request.inputs.starts, request.inputs.offsets))
+    read = (grad, grad_final, *saved)
+    by_kernels = reads_memory(read) if within else runs_kernels(read)
+    forward = SavedForward(kind, needs, saved)
+    work = BackwardPass(forward, grad, grad_final, apply_operator, is_followed=False, runs_kernels=by_kernels)
+    found = compute_gradients(work)
     return [
         inputs.x.new_empty(0)
         if given is None or not need
@@ -108,14 +112,14 @@ def _backward(*arguments: Any, within: bool) -> Found:
     ]
 
 
-def _compute_backward(*arguments: Any) -> Found:
+def _compute_backward(*arguments: Any) -> OperatorResults:
     _, _, call = schema.of_backward(arguments[schema.RESULTS :])
     count = schema.RESULTS + TENSORS
     with torch.no_grad(), private.recording(), schema.lengths(call.any_length):
         return separate(_backward(*_classless(arguments[:count]), *arguments[count:], within=True))
 
 
-def _pretend_backward(*arguments: Any) -> Found:
+def _pretend_backward(*arguments: Any) -> OperatorResults:
     inputs, needs, _ = schema.of_backward(arguments[schema.RESULTS :])
     return [
         torch.empty(each.shape, dtype=each.dtype, device=each.device)

@@ -1,14 +1,12 @@
-"""The autograd node of every scan, and the derivatives that it asks for.
+"""The autograd node of every scan.
 
-A node is made by eager calls, by the operators of ``torch.library`` and under ``torch.func``. Its backward pass runs
-kernels where they can read the tensors; otherwise it is made of operators, which compilers, modes, subclasses and
-transforms follow, to any order.
+A node is made by eager calls, by the operators of ``torch.library`` and under ``torch.func``. Its backward pass takes
+one of the routes in ``gradients.py``: compilers, modes, subclasses and transforms follow operators, to any order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -17,11 +15,11 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from scanops import environment
 from scanops import torch_private as private
 from scanops.codegen.operators import find_operator
-from scanops.errors import UnsupportedRequest
 from scanops.fallback.scans import compute
 from scanops.ops import schema
-from scanops.ops.backward import Kept, by_fallback, by_rows, keeps, sum_to
-from scanops.ops.linearised import knows, pull_back, push_forward
+from scanops.ops.gradients import FusedBackwardPass, compute_fused_gradients, differentiate, is_sum_followed
+from scanops.ops.linearised import knows, push_forward
+from scanops.ops.saved import saved_mask
 from scanops.ops.schema import Outputs
 from scanops.requests.call import Call
 from scanops.requests.request import (
@@ -32,13 +30,13 @@ from scanops.requests.request import (
     Needs,
     Request,
     RequestKind,
+    SavedTensors,
     Tensors,
 )
-from scanops.requests.torch_state import has_kernels, is_derived, is_memory, is_transformed, runs_kernels, torch_kernels
-from scanops.runtime import call_cache
+from scanops.requests.torch_state import has_kernels, is_derived, is_transformed, runs_kernels, torch_kernels
 from scanops.runtime.launcher import deliver
 from scanops.runtime.policies import resumed
-from scanops.runtime.recipes import Recipe, Tape
+from scanops.runtime.recipes import Recipe
 
 _GRAD, _JVP, _VMAP = (getattr(private.TransformType, name) for name in ("Grad", "Jvp", "Vmap"))
 _FUNCTIONS_KNOW = {_GRAD, _JVP, _VMAP}  # transforms that autograd.Function has rules for; functionalize is none
@@ -52,7 +50,7 @@ class ForwardPass(Protocol):
     def compute(self, tensors: Tensors) -> Outputs: ...
 
 
-class Below(NamedTuple):
+class OperatorForward(NamedTuple):
     """The forward pass of an operator's node: the operator, below autograd."""
 
     kind: RequestKind
@@ -118,13 +116,13 @@ class ScanFunction(torch.autograd.Function):
                 )
             else:
                 with resumed(ctx.policy):  # autograd runs backward passes in threads of its own
-                    x, mask, gate, initial, *further = ctx.differentiate(ctx, needs, given)
+                    x, mask, gate, initial, *further = _differentiate_fused(ctx, needs, given)
             return (None, x, mask, gate, None, None, initial, *further)
         gy, gfinal = given[0], given[-1] if ctx.kind.final else None
         if gy is None and gfinal is None:
             return (None,) * (1 + schema.TENSORS)
-        kept = ctx.nothing or ctx.saved_tensors
-        x, mask, gate, initial = backward_pass(ctx.kind, needs_of(ctx), (gy, gfinal, *kept), ctx.policy)[0]
+        saved = ctx.nothing or ctx.saved_tensors
+        x, mask, gate, initial = backward_pass(ctx.kind, needs_of(ctx), (gy, gfinal, *saved), ctx.policy)[0]
         return (None, x, mask, gate, None, None, initial)
 
     @staticmethod
@@ -145,16 +143,32 @@ def _save_plain(ctx: Any, work: ForwardPass, tensors: Sequence[torch.Tensor | No
     x, mask, gate, starts, offsets, initial = tensors
     kind = work.kind
     indices = output[1] if kind.indexed else None
-    keep = keeps(kind.inclusive or kind, needs_of(ctx))
+    mask_of_saved = saved_mask(kind.inclusive or kind, needs_of(ctx))
     # Equal calls save equal tensors in one order, with or without modes: a non-reentrant checkpoint relies on it.
-    read = zip((x, mask, gate, initial, output[0], indices), keep, strict=True)
-    kept = (*(each if wanted else None for each, wanted in read), starts, offsets)
-    ctx.save_for_backward(*kept)
+    read = zip((x, mask, gate, initial, output[0], indices), mask_of_saved, strict=True)
+    saved = SavedTensors._make((*(each if wanted else None for each, wanted in read), starts, offsets))
+    ctx.save_for_backward(*saved)
     # What saves nothing may be run backward twice, as torch's own scans.
-    ctx.nothing = (None,) * len(kept) if all(each is None for each in kept) else None
+    ctx.nothing = SavedTensors() if all(each is None for each in saved) else None
     if is_transformed():
         ctx.save_for_forward(output[0], indices, *tensors)
         ctx.call = work.call  # type: ignore[attr-defined]  # of an operator
+
+
+def _differentiate_fused(ctx: Any, needs: Needs, gradients: Sequence[torch.Tensor | None]) -> Tensors:
+    """Return the gradients of ``FusedInputs.differentiable`` that a node is asked for."""
+    call, tensors = ctx.kind.request.call, ctx.saved_tensors
+    count = FURTHER_AT + len(needs) - len(NAMES)
+    inputs, saved = FusedInputs.of_flat(tensors[:count]), tensors[count:]
+    if call.summed:
+        operator = ctx.fused if is_sum_followed((*tensors, *gradients)) else None
+        return compute_fused_gradients(
+            FusedBackwardPass(call, inputs, gradients, needs, ctx.scan, saved=saved, operator=operator)
+        )
+    # What is differentiated again follows from the tensors of the call alone.
+    uses_states = not torch.is_grad_enabled() and runs_kernels(tensors)
+    states = ctx.states if uses_states else None
+    return compute_fused_gradients(FusedBackwardPass(call, inputs, gradients, needs, ctx.scan, states, saved))
 
 
 def needs_of(ctx: Any) -> Needs:
@@ -174,7 +188,7 @@ def apply_operator(call: Call, inputs: Sequence[Any]) -> Outputs:
     """
     tensors = tuple(inputs[: schema.TENSORS])
     if _is_differentiated() and _has_derivatives(call, Inputs(*tensors)):
-        found: Outputs = ScanFunction.apply(Below(kind_of(call, tensors), call), *tensors)  # type: ignore[no-untyped-call]
+        found: Outputs = ScanFunction.apply(OperatorForward(kind_of(call, tensors), call), *tensors)  # type: ignore[no-untyped-call]
         return found
     return schema.run_operator(call, tensors)
 
@@ -202,99 +216,5 @@ def _is_differentiated() -> bool:
 
 
 def backward_pass(kind: RequestKind, needs: Needs, given: Tensors, policy: str | None) -> tuple[Tensors, Recipe | None]:
-    """Return the gradients as ``NAMES``, and the recipe that computed them where the call cache had one.
-
-    ``given``: the gradients of result and carry-out, x, mask, gate, initial, result, indices, starts and offsets, each
-    None where it is absent or not saved. ``policy`` is that of the block of the forward call.
-    """
-    if kind.inclusive is not None:
-        return _of_complete(kind, kind.inclusive, needs, given, policy), None
-    gy, gfinal, *saved = given
-    if gy is None:  # only carry-outs were used
-        assert gfinal is not None and kind.shapes[0] is not None
-        gy = gfinal.new_zeros((), dtype=kind.request.dtype).expand(kind.shapes[0][0])
-        given = (gy, *given[1:])
-    kept = Kept(kind, needs, *saved)
-    if is_compiling():
-        return _by_operator(kept, gy, gfinal), None
-    key = None
-    # Kernels and their recipes are for what is differentiated once.
-    if kind.lasts and not torch.is_grad_enabled() and runs_kernels(given):
-        key, recipe = call_cache.recall_gradient(kind, needs, given, policy)
-        if recipe is not None:
-            return recipe.again(given), recipe
-    gy = gy.resolve_conj().resolve_neg()
-    with resumed(policy):  # autograd runs backward passes in threads of its own
-        memory = all(each is None or is_memory(each) for each in (gy, gfinal, *saved))
-        if (private.count_modes() or not memory) and not private.are_transforms_active():
-            return _by_operator(kept, gy, gfinal), None
-        if (start := kind.request.call.start) is not None:
-            kept = kept._replace(initial=torch.full((), start, dtype=kind.request.carry_dtype, device=gy.device))
-        with torch_kernels():
-            return gradients_of(kept, gy, gfinal, kernels=runs_kernels((gy, gfinal, *kept.tensors)), key=key), None
-
-
-def _of_complete(
-    kind: RequestKind, inclusive: RequestKind, needs: Needs, given: Tensors, policy: str | None
-) -> Tensors:
-    """The gradients of a complete scan: those of its inclusive results, and that of the carry-in added."""
-    gy, _, *saved = given
-    kept, request, inclusive.lasts = Kept(kind, needs, *saved), kind.request, kind.lasts
-    assert gy is not None
-    if kept.y is not None:  # kernels read it as a contiguous tensor
-        kept = kept._replace(y=request.within(kept.y).contiguous())
-    *others, of_initial = backward_pass(inclusive, needs, (request.within(gy), None, *kept.tensors), policy)[0]
-    if needs[3] and kind.shapes[3] is not None:
-        shape, dtype = kind.shapes[3]
-        of_start = sum_to(request.start_in(gy), shape=shape, dtype=dtype)
-        of_initial = of_start if of_initial is None else of_initial + of_start
-    return (*others, of_initial)
-
-
-def gradients_of(
-    kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None, *, kernels: bool, key: call_cache.Key | None = None
-) -> Tensors:
-    """Return the gradients as ``NAMES``: by kernels if ``kernels`` may read the tensors, else by operators.
-
-    How kernels computed them is kept in the call cache under ``key``.
-    """
-    tape = Tape((gy, gfinal, *kept.tensors))
-    rows = by_rows(kept, gy, gfinal, tape) if kernels and not torch.is_grad_enabled() else None
-    if rows is not None:
-        found = kept.fit(rows, tape)
-        recipe = tape.recipe(found)
-        if key is not None and recipe is not None:
-            call_cache.remember(call_cache.GRADIENTS, key, recipe)
-        return found
-    request = kept.kind.request
-    _check_unlinked(kept)
-    unknown = kept.kind.indexed and (kept.kind.final or kept.needs[3])  # no item's index is saved for these
-    if unknown or not knows(request.call.op, request.dtype, kernels=has_kernels(gy)):
-        return kept.sum_gradients(by_fallback(kept, gy, gfinal), tape)
-    request, results = replace(request, inputs=kept.forward_inputs(gy)), (kept.y, kept.indices)
-    return kept.fit(pull_back(request, kept.needs, results, gy, gfinal, apply_operator), tape)
-
-
-def _by_operator(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None) -> Tensors:
-    """The gradients by ``scan_backward``, for a compiler, a mode or a subclass."""
-    _check_unlinked(kept)
-    kind, read = kept.kind, kept.forward_inputs(gy)
-    call = replace(kind.request.call, dtype=None) if kind.indexed else kind.request.call
-    if call.start is not None:
-        read = read._replace(initial=None)
-    every = schema.BACKWARD(
-        gy, gfinal, kept.y, kept.indices, *read[: schema.TENSORS], *schema.backward_arguments(call, kept.needs)
-    )
-    return tuple(each if need else None for each, need in zip(every, kept.needs, strict=True))
-
-
-def _check_unlinked(kept: Kept) -> None:
-    """Raise for lines that continue on other ranks: nothing but kernels knows of those."""
-    call = kept.kind.request.call
-    if call.link is not None:
-        raise UnsupportedRequest(
-            f"{call.name}: the backward pass of a sharded scan in one pass needs kernels",
-            allowed="gradients on the device of the forward pass, outside of torch's dispatch modes",
-            value=f"gradients of op={call.op!r} that no kernel computes",
-            hint="pass method='twopass' to the forward pass",
-        )
+    """Return the gradients as ``NAMES``, and the recipe that computed them, as ``gradients.differentiate`` does."""
+    return differentiate(kind, needs, given, policy, apply_operator)

@@ -468,7 +468,7 @@ class RequestKind:
     Equal to itself alone: caches keep what they know of such calls under it.
     """
 
-    __slots__ = ("final", "inclusive", "indexed", "keeps", "lasts", "request", "segmented", "shapes")
+    __slots__ = ("final", "inclusive", "indexed", "is_cached", "request", "saved_masks", "segmented", "shapes")
 
     def __init__(self, request: Request) -> None:
         self.request = request.without_tensors()
@@ -481,8 +481,8 @@ class RequestKind:
         self.segmented = request.inputs.starts is not None or request.inputs.offsets is not None
         self.final = request.call.final
         # Which of x, mask, gate, initial, result and indices a gradient reads, by the gradients that are wanted.
-        self.keeps: dict[Needs, tuple[bool, ...]] = {}
-        self.lasts = False  # whether the call cache holds it
+        self.saved_masks: dict[Needs, tuple[bool, ...]] = {}
+        self.is_cached = False  # whether the call cache holds it
 
 
 _NOTHING = Inputs(x=torch.empty(0))

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.compiler import is_compiling
 
 from scanops import emulator
 from scanops import torch_private as private
@@ -152,3 +153,20 @@ def reads_memory(given: tuple[torch.Tensor | None, ...]) -> bool:
         if isinstance(each, torch.Tensor) and not is_memory(each):
             return False
     return has_kernels(x)
+
+
+def is_followed(inputs: tuple[Any, ...]) -> bool:
+    """Whether a call is traced, transformed or watched by a mode, and must be one operator of the graph.
+
+    Otherwise it is plain code on CPU tensors or on batches of gradients, or a call with an invalid argument.
+    """
+    if is_compiling():
+        return isinstance(inputs[0], torch.Tensor)  # whose layout cannot be asked in the backward of a function
+    tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
+    if not isinstance(inputs[0], torch.Tensor) or any(each.layout != torch.strided for each in tensors):
+        return False
+    if is_transformed() or private.count_modes() or is_traced():
+        return True
+    if any(map(is_batched, tensors)):
+        return False
+    return not all(map(is_memory, tensors)) or inputs[0].device.type != "cpu"

@@ -37,7 +37,7 @@ MAX_REMEMBERED = 8192  # values of some kilobytes each
 _LEFT_TO_CHECKS = (TypeError, AttributeError, RuntimeError)
 
 
-class Known(NamedTuple):
+class CachedLaunch(NamedTuple):
     """The launch that served a call."""
 
     launcher: Launcher
@@ -48,7 +48,7 @@ class Known(NamedTuple):
         return self.launcher.outputs(tensors)
 
 
-CALLS: dict[Key, Known] = {}
+CALLS: dict[Key, CachedLaunch] = {}
 GRADIENTS: dict[Key, Recipe] = {}
 STATES: dict[Key, Any] = {}  # of scans with states: what equal calls have in common, of scanops.runtime.states
 Value = TypeVar("Value")
@@ -64,7 +64,7 @@ def forget() -> None:
 reset_in_child(forget)  # kernels that the parent's worker builds are to be asked for again
 
 
-def recall(call: Call | FusedKey, inputs: Inputs | FusedInputs) -> tuple[Key | None, Known | None]:
+def recall(call: Call | FusedKey, inputs: Inputs | FusedInputs) -> tuple[Key | None, CachedLaunch | None]:
     """Return the key of a call and what served it before. Without a key the call is checked every time."""
     key = key_of(call, inputs)
     try:
@@ -81,7 +81,7 @@ def key_of(call: Call | FusedKey, inputs: Inputs | FusedInputs) -> Key | None:
     if isinstance(call, Call) and not call.hashable:
         return None
     try:
-        return (call, environment.SCOPED.get(), *facts(inputs.flat))
+        return (call, environment.SCOPED.get(), *tensor_signature(inputs.flat))
     except _LEFT_TO_CHECKS:
         return None
 
@@ -101,7 +101,7 @@ def recall_gradient(
 ) -> tuple[Key | None, Recipe | None]:
     """Return the key of a backward pass that is given these tensors, the first a gradient, and its recipe."""
     try:
-        key: Key = (kind, needs, policy, *facts(given))
+        key: Key = (kind, needs, policy, *tensor_signature(given))
         recipe = GRADIENTS.get(key)
     except _LEFT_TO_CHECKS:
         return None, None
@@ -116,7 +116,7 @@ def is_superseded(launchers: tuple[Launcher, ...]) -> bool:
     return any(not each.own and recall_own(each.asked) for each in launchers)
 
 
-def facts(tensors: Tensors) -> list[object]:
+def tensor_signature(tensors: Tensors) -> list[object]:
     """What spec, kernel and arguments of a launch follow from; the first tensor is there."""
     first = tensors[0]
     assert first is not None

@@ -280,7 +280,8 @@ class _Prepared(NamedTuple):
 
 def _prepare(call: Call, given: FusedInputs, *, saves: bool, wanted: tuple[bool, ...] = ()) -> _Prepared | None:
     """Return the kernel of a call, bound to its shapes; None where torch's operators compute it."""
-    key = (call, saves, wanted, given.initial is not None, environment.SCOPED.get(), *call_cache.facts(given.operands))
+    options = (call, saves, wanted, given.initial is not None, environment.SCOPED.get())
+    key = (*options, *call_cache.tensor_signature(given.operands))
     known: _Prepared | None = call_cache.STATES.get(key)
     if known is not None:
         return known

@@ -30,7 +30,8 @@ from scanops import environment
 from scanops.cli import doctor, main
 from scanops.cli.doctor import Diagnosis, finding
 from scanops.errors import BadStoreEntry, LaunchFailure, MissingCompiler, MissingRequirement
-from scanops.ops import dispatch
+from scanops.ops import native_calls
+from scanops.requests.request import SavedTensors
 from scanops.runtime import call_cache, native, workspaces
 from scanops.runtime.native import building
 from scanops.store import Store, packs
@@ -791,7 +792,7 @@ def test_a_backward_pass_in_python(counted: Counted, monkeypatch: pytest.MonkeyP
     def broken(kind: object, needs: object, given: object, policy: str | None) -> None:
         raise KeyError(policy)
 
-    monkeypatch.setattr(dispatch, "backward_pass", broken)
+    monkeypatch.setattr(native_calls, "backward_pass", broken)
     for policy, y in results[-2:]:
         assert y.grad_fn is not None and y.grad_fn.name() == "ScanBackward"
         with pytest.raises(KeyError, match=policy):
@@ -814,3 +815,19 @@ def test_a_build_of_the_library_is_announced(monkeypatch: pytest.MonkeyPatch, ca
             native.get(build=True)
     (record,) = caplog.records
     assert record.levelname == "INFO" and "C++ call path is being built" in record.message
+
+
+def test_calls_are_read_by_names(counted: Counted) -> None:
+    """In whatever order; a name of nothing is an error. The order of saved tensors is one in Python and in C++."""
+    x, mask = torch.arange(120.0).view(3, 40), torch.arange(40) % 3 > 0
+    for _ in range(3):
+        y = scanops.cumsum(x, 1, mask=mask, reverse=True)
+    options: Any = {"op": "sum", "dim": 1, "reverse": True, "exclusive": False, "final": False, "complete": False}
+    assert native.serve is not None
+    for fields in ({"x": x, "mask": mask, **options}, {**options, "mask": mask, "x": x}):
+        assert native.serve(**fields).equal(y)
+    assert native.serve(x=x, mask=mask, **{**options, "reverse": 1}) is None  # equal to True, and no bool
+    assert native.serve(x=x, gate=mask, **options) is None
+    with pytest.raises(TypeError, match="a call has no field masks"):
+        native.serve(x=x, masks=mask, **options)
+    assert SavedTensors._fields == native._MODULES[0].OPERANDS

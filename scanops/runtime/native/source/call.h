@@ -132,7 +132,7 @@ class CallFields {
     size_t find_anywhere(PyObject* name) const {
         for (size_t n = 0; n < kFields; ++n)
             if (names_[n] == name || PyUnicode_CompareWithASCIIString(name, kNames[n]) == 0) return n;
-        throw py::type_error("a field that no call has");
+        TORCH_CHECK_TYPE(false, "a call has no field ", PyUnicode_AsUTF8(name));
     }
 
     static bool read_tensor(at::Tensor& operand, PyObject* value) {

@@ -170,7 +170,7 @@ class ScanBackward : public torch::autograd::Node {
         if (entered.defined()) given[2 + kInitial] = entered;  // where kernels read it
         for (const auto& each : given)
             if (is_dual(each)) return false;
-        const Found known = look_up({-1, adjoint_->number}, given);
+        const LookUpResult known = look_up({-1, adjoint_->number}, given);
         if (known.entry == nullptr) return false;
         Results results;
         launch(known, given, results);

@@ -67,7 +67,7 @@ PyObject* serve(PyObject*, PyObject* const* given, Py_ssize_t count, PyObject* g
     const auto found_needs = find_needs(operands);
     if (!found_needs) Py_RETURN_NONE;
     const size_t needs = *found_needs;
-    const Found found = look_up(key_of(call, needs), operands);
+    const LookUpResult found = look_up(key_of(call, needs), operands);
     if (found.entry == nullptr) Py_RETURN_NONE;
     const Entry& entry = *found.entry;
     if (needs && (entry.adjoints[needs] == nullptr || is_below_autograd())) Py_RETURN_NONE;

@@ -90,7 +90,7 @@ class PatchedKernel : public c10::OperatorKernel {
         }
         Operands& operands = call.operands;
         operands[kX] = x;
-        const Found found = look_up(call.key(), operands);
+        const LookUpResult found = look_up(call.key(), operands);
         const bool needs = is_recorded_ && at::GradMode::is_enabled() && x.requires_grad();
         if (found.entry == nullptr || is_dual(x)) return false;
         if (needs && (found.entry->adjoints[size_t{1} << kX] == nullptr || has_saving_hooks())) return false;

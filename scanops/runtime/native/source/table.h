@@ -181,16 +181,16 @@ inline std::optional<Emulation> emulation() {
     return Emulation{held.attr("seed").cast<unsigned long long>(), held.attr("multiprocessors").cast<int>()};
 }
 
-struct Found {
+struct LookUpResult {
     std::shared_ptr<const Entry> entry;  // null: Python is to serve
     Emulation emulation;
 };
 
 // `key` holds the options, or which gradient it is. CPU tensors are read by emulated kernels alone, whose grid follows
 // from the emulation.
-inline Found look_up(Key key, const Operands& operands) {
+inline LookUpResult look_up(Key key, const Operands& operands) {
     if (watched()) return {};
-    Found found;
+    LookUpResult found;
     if (operands[0].is_cpu()) {
         const py::gil_scoped_acquire locked;
         const auto active = emulation();
@@ -237,7 +237,7 @@ inline void enter(const Launch& step, void* stream) {
 
 // Queue the kernels on the current stream of the operands' device, and append their results. Needs no lock. Raises what
 // Python has for a launch that fails.
-inline void queue(const Found& found, const Operands& operands, Results& results) {
+inline void queue(const LookUpResult& found, const Operands& operands, Results& results) {
     const at::Tensor& x = operands[0];
     const c10::DeviceGuard here(x.device());
     const int device = x.is_cpu() ? -1 : x.get_device();
@@ -277,7 +277,7 @@ inline void queue(const Found& found, const Operands& operands, Results& results
 }
 
 // As `queue`; where it fails, kernels of other ranks wait for this one's no longer.
-inline void launch(const Found& found, const Operands& operands, Results& results) {
+inline void launch(const LookUpResult& found, const Operands& operands, Results& results) {
     try {
         queue(found, operands, results);
     } catch (...) {

@@ -1,0 +1,189 @@
+"""The kernels of a backward pass: the gradient of a scan is a scan in the opposite direction.
+
+``gradient`` of an operator's row says which row computes it and what that reads. Here are its tensors: those that were
+saved, and those that are computed again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from scanops.codegen.dtypes import dtype_named
+from scanops.codegen.operator import Operator
+from scanops.codegen.operators.recurrences import LATEST
+from scanops.ops.saved import SavedForward, finds_results_in_tiles, multiply_conjugate, supports
+from scanops.requests.geometry import ALIGNMENT, line_shape
+from scanops.requests.request import Inputs, Request, Tensors
+from scanops.runtime.call_cache import run
+from scanops.runtime.launcher import readable
+from scanops.runtime.recipes import Tape
+
+
+def run_gradient_kernels(
+    forward: SavedForward, gy: torch.Tensor, gfinal: torch.Tensor | None, tape: Tape
+) -> Tensors | None:
+    """Return the gradients of term, gate and carry-in by kernels; None where no row or no kernel computes them.
+
+    ``gy`` is the gradient of the result, ``gfinal`` that of the carry-out.
+    """
+    request, carries = forward.kind.request, forward.needs[3]
+    gradient = request.operator.gradient
+    if gradient is None or not supports(gradient, request):
+        return None
+    if (gfinal is not None and not gradient.begins) or (carries and not gradient.ends):
+        return None  # the row supports no such carries
+    selects = None if forward.weighted or forward.kind.indexed else forward.tensors.mask
+    if gradient.of_terms is not None and not forward.needs[2]:
+        gradient = gradient.of_terms
+    masks_after = selects is not None and request.call.compensated and gradient.masked is not None
+    row = (request.call.exclusive and gradient.after) or gradient.row or request.operator
+    row = gradient.masked if selects is not None and gradient.masked and not masks_after else row
+    gate, saved = forward.tensors.gate if gradient.gate else None, forward.tensors.indices
+    if gradient.gate == "x":
+        assert forward.tensors.x is not None
+        term = (
+            tape.apply(multiply_conjugate, forward.tensors.x, forward.tensors.mask)
+            if forward.weighted
+            else forward.tensors.x
+        )
+        gate = _convert(term, request.dtype, tape)
+    if gradient.saved == "before":  # the result of an exclusive scan is the result before each item
+        saved = forward.tensors.y if request.call.exclusive and row.saved else None
+    elif gradient.saved == "y":
+        saved = forward.tensors.y
+    inputs = Inputs(
+        gy, None if masks_after else selects, gate, forward.tensors.starts, forward.tensors.offsets, gfinal, saved
+    )
+    saved_results = False
+    if row.saved and saved is None and finds_results_in_tiles(gradient, forward.kind):
+        inputs = _read_tiles(forward, inputs, tape)
+    elif row.saved and saved is None:
+        saved_results = forward.tensors.y is not None and not (
+            request.call.per_segment and forward.tensors.initial is not None
+        )
+        saved = forward.tensors.y if saved_results else _results_before(forward, tape)
+        inputs = inputs._replace(saved=None if saved is None else _contiguous(saved, tape, serves=False))
+        if inputs.saved is None:
+            return None
+        if saved_results and forward.tensors.initial is not None:
+            inputs = inputs._replace(begin=_spread_carry_in(forward.tensors.initial, request, inputs.x.shape, tape))
+    if gfinal is not None:
+        initial = _convert(gfinal, request.carry_dtype, tape)
+        inputs = inputs._replace(initial=_contiguous(initial, tape, serves=False))
+    if inputs.saved is not None:  # beside it operands are broadcast or strided as it is
+        inputs = inputs._replace(
+            x=_make_row_contiguous(inputs.x, tape),
+            gate=None if inputs.gate is None else _make_row_contiguous(inputs.gate, tape),
+        )
+    call = request.call.derivative(
+        row.name,
+        reverse=not request.call.reverse,
+        exclusive=request.call.exclusive if gradient.exclusive is None else gradient.exclusive,
+        final=carries,
+        dtype=_dtype(forward, row),
+        carry=request.carry_dtype,
+    )
+    asked = Request(call=call, inputs=inputs, carry_dtype=request.carry_dtype, saved_results=saved_results)
+    results = _run_scan(asked, tape)
+    if results is None:
+        return None
+    of_term = results[0]
+    if masks_after:
+        of_term = tape.apply(lambda gradient, mask: torch.where(mask, gradient, 0), of_term, selects)
+    return of_term, results[1] if row.second else None, results[-1] if carries else None
+
+
+def _read_tiles(forward: SavedForward, inputs: Inputs, tape: Tape) -> Inputs:
+    """The inputs of a kernel that finds the result before each item in its tile.
+
+    Operands that are not contiguous rows are copied, which moves fewer bytes than an extra forward scan.
+    """
+    shape = inputs.x.shape
+
+    def spread(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.expand(shape).clone(memory_format=torch.contiguous_format)
+
+    def tiled(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        if tensor is None or (
+            tensor.shape == torch.Size(shape) and tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0
+        ):
+            return tensor
+        return tape.apply(spread, tensor)
+
+    x = tiled(inputs.x)
+    assert x is not None
+    return inputs._replace(x=x, mask=tiled(inputs.mask), gate=tiled(inputs.gate))
+
+
+def _spread_carry_in(initial: torch.Tensor, request: Request, shape: torch.Size, tape: Tape) -> torch.Tensor:
+    """The carry-in with one item for each line of ``shape``, adjacent lines side by side: in place where it is so."""
+    dim, dtype = request.call.dim, request.carry_dtype
+    lines = line_shape(shape, dim)
+
+    def spread(initial: torch.Tensor) -> torch.Tensor:
+        if initial.numel() == 1:
+            return initial.to(dtype).reshape(())
+        return initial.to(dtype).expand(lines).contiguous().unsqueeze(dim)
+
+    in_place = initial.numel() == 1 or (initial.shape == lines and initial.is_contiguous())
+    return (tape.view if in_place and initial.dtype == dtype else tape.apply)(spread, initial)
+
+
+def _results_before(forward: SavedForward, tape: Tape) -> torch.Tensor | None:
+    """The result before each item: saved, or from the exclusive forward scan; None where there is no kernel."""
+    request = forward.kind.request
+    call = replace(request.call, exclusive=True, final=False)
+    if forward.tensors.y is None:
+        assert forward.tensors.x is not None
+        inputs = forward.forward_inputs(forward.tensors.x)
+    else:
+        call, inputs = (
+            replace(call, op=LATEST.name),
+            Inputs(
+                forward.tensors.y, None, None, forward.tensors.starts, forward.tensors.offsets, forward.tensors.initial
+            ),
+        )
+    results = _run_scan(replace(request, call=call, inputs=inputs), tape)
+    return None if results is None else results[0]
+
+
+def _run_scan(request: Request, tape: Tape) -> tuple[torch.Tensor, ...] | None:
+    """Run one scan by a kernel and note it on the tape; None where there is no kernel."""
+    found = run(request)
+    if found is None:
+        return None
+    results, launcher = found
+    if launcher is not None:
+        tape.record_launch(launcher, readable(request).flat, results)
+    return results
+
+
+def _dtype(forward: SavedForward, row: Operator) -> torch.dtype:
+    """The output dtype of a row: x's where it is no wider than the accumulator, else the result's."""
+    request, like = forward.kind.request, forward.kind.shapes[0]
+    assert like is not None
+    here, carry = dtype_named(like[1]), dtype_named(request.carry_dtype)
+    narrows = here.stored and here.kind == carry.kind and here.bytes <= carry.bytes
+    alone = not (forward.weighted or row.second or request.call.compensated)
+    if narrows and alone:
+        return like[1]
+    # The gradients of weights and gates that are wider than the results are not rounded to the results' dtype.
+    pairs = zip(forward.kind.shapes[:3], forward.needs[:3], strict=True)
+    wider = any(each is not None and need and each[1].itemsize > request.dtype.itemsize for each, need in pairs)
+    return request.carry_dtype if wider else request.dtype
+
+
+def _make_row_contiguous(tensor: torch.Tensor, tape: Tape) -> torch.Tensor:
+    """The tensor, if it is broadcast or has contiguous rows; else a contiguous copy."""
+    return _contiguous(tensor, tape, serves=tensor.ndim == 0 or 0 in tensor.stride() or tensor.stride(-1) == 1)
+
+
+def _contiguous(tensor: torch.Tensor, tape: Tape, *, serves: bool) -> torch.Tensor:
+    return tensor if serves or tensor.is_contiguous() else tape.apply(torch.Tensor.contiguous, tensor)
+
+
+def _convert(tensor: torch.Tensor, dtype: torch.dtype, tape: Tape) -> torch.Tensor:
+    return tensor if tensor.dtype == dtype else tape.apply(partial(torch.Tensor.to, dtype=dtype), tensor)

@@ -1,0 +1,178 @@
+"""Serve a call in eager code: by the launch that served an equal one, by a kernel, or by PyTorch's operators.
+
+Where a gradient is wanted, the node of autograd makes the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+from scanops import recording
+from scanops.codegen.fusion.adjoint import RECURRENCES, derive_adjoint
+from scanops.codegen.fusion.fusion import MOST_OPERANDS
+from scanops.fallback.fused import compose
+from scanops.ops.fused import FusedPass, fusion_of_call
+from scanops.ops.fused import Scan as FusedScan
+from scanops.ops.native_calls import register
+from scanops.ops.node import ScanFunction, by_torch
+from scanops.ops.schema import Outputs
+from scanops.ops.summed_pass import SummedPass, compute_summed
+from scanops.requests.call import Call, FusedKey
+from scanops.requests.request import FusedInputs, Inputs, Request, RequestKind, Tensors, check_request
+from scanops.requests.segments import check_offsets
+from scanops.runtime import call_cache
+from scanops.runtime.launcher import is_readable
+
+AnyInputs = Inputs | FusedInputs
+Scan = Callable[..., Outputs]  # (call, inputs): a scan wherever it is to run, as ``dispatch.run`` has it
+
+
+class UncachedForward(NamedTuple):
+    """The forward pass of a call that the cache does not hold: by a kernel, or the fallback where there is none."""
+
+    kind: RequestKind
+    request: Request
+    key: call_cache.Key | None
+    scan: Scan  # computes what the fallback of a fused scan is made of
+
+    def compute(self, tensors: Tensors) -> Outputs:
+        """Return the results, and let the call cache hold the launch that computed them."""
+        request = replace(self.request, inputs=self.request.inputs.of_flat(tensors))
+        found = call_cache.run(request)
+        if found is None:
+            return _compute_by_torch(request, self.scan)
+        results, launcher = found
+        if self.key is not None and launcher is not None:
+            launch = call_cache.CachedLaunch(launcher, self.kind)
+            self.kind.is_cached = call_cache.remember(call_cache.CALLS, self.key, launch)
+        return results
+
+
+def _compute_by_torch(request: Request, scan: Scan) -> Outputs:
+    if isinstance(request.inputs, FusedInputs):
+        return compose(request.call, request.inputs, scan)
+    return by_torch(request)
+
+
+def serve(
+    call: Call,
+    given: AnyInputs,
+    scan: Scan,
+    outs: Tensors = (),
+    *,
+    eager: bool,
+    record: Callable[..., Outputs] | None = None,
+    fused_key: FusedKey | None = None,
+) -> Outputs:
+    """Return result, indices and carry-out, as far as they are asked for, by a kernel or by the fallback.
+
+    ``scan`` is ``dispatch.run``, by which fused scans are made of plain ones where there is no kernel. ``eager`` and
+    ``fused_key`` are those of ``run``. ``record``: what makes the node of autograd, in place of
+    ``ScanFunction.record``.
+    """
+    if isinstance(given, FusedInputs) and call.summed:
+        return _serve_summed(_recall_kind(call, given), given, scan, eager=eager)
+    key = None
+    if eager and all([out is None for out in outs]):
+        key, known = call_cache.recall(fused_key or call, given)
+        if known is not None:
+            return repeat(fused_key or call, given, known, scan, record)
+    request = check_request(call, given, outs)
+    if not eager:
+        if request.x.is_cpu and call.fusion is None:  # whose plain scan is counted
+            recording.note_on_cpu(f"{call.name} of {request.x.dtype} {list(request.x.shape)}")
+        return _compute_by_torch(request, scan)
+    # A call is cached if the kernel reads its tensors as they were given.
+    if any(mine is not theirs for mine, theirs in zip(request.inputs.flat, given.flat, strict=True)) or (
+        given.initial is not None and not is_readable(request)
+    ):
+        key = None
+    work = UncachedForward(RequestKind(request), request, key, scan)
+    return _compute(work, request.inputs, scan, record)
+
+
+def repeat(
+    asked: Call | FusedKey,
+    given: AnyInputs,
+    known: call_cache.CachedLaunch,
+    scan: Scan,
+    record: Callable[..., Outputs] | None = None,
+) -> Outputs:
+    """Return the results of a call like one before it, which ``known`` served.
+
+    C++ serves the next one, if it can. ``asked``: the call, or what a fused one is known by.
+    """
+    call = known.kind.request.call
+    if given.offsets is not None:  # the key has their shape, not their values
+        check_offsets(call.name, given.offsets, given.x.expand(known.kind.request.shape), call.dim)
+    register(asked, given, known)
+    return _compute(known, given, scan, record)
+
+
+def _compute(
+    work: UncachedForward | call_cache.CachedLaunch,
+    given: AnyInputs,
+    scan: Scan,
+    record: Callable[..., Outputs] | None,
+) -> Outputs:
+    """Return the results of a forward pass, recorded by autograd where a gradient is wanted."""
+    if record is None and not given.differentiates:
+        return work.compute(given.flat)
+    if isinstance(given, Inputs):
+        return (record or ScanFunction.record)(work, given.flat)
+
+    # A pass with gradients may write states as well, by another kernel than the call without.
+    def compute(call: Call, given: FusedInputs) -> Outputs:
+        return serve(call, given, scan, eager=True)
+
+    return record_fused_call(work.kind, given, compute, scan, saves_states=True)
+
+
+def _recall_kind(call: Call, given: FusedInputs) -> RequestKind:
+    """Return what equal calls of a scan whose results are summed have in common, checked the first time."""
+    key = call_cache.key_of(call, given)
+    try:
+        known: RequestKind | None = None if key is None else call_cache.STATES.get(key)
+    except TypeError:  # an option that has no hash
+        key = known = None
+    if known is None:
+        known = RequestKind(check_request(call, given))
+        if key is not None:
+            call_cache.remember(call_cache.STATES, key, known)
+    return known
+
+
+def _serve_summed(kind: RequestKind, given: FusedInputs, scan: Scan, *, eager: bool) -> Outputs:
+    """Return the results of a scan whose results are summed, which no cache of launches holds."""
+
+    def compute(call: Call, given: FusedInputs) -> tuple[Outputs, Tensors]:
+        return compute_summed(call, given, scan, kernels=eager, saves=True)
+
+    if given.differentiates:
+        return ScanFunction.record(SummedPass(kind, compute, scan), given.flat)
+    return compute_summed(kind.request.call, given, scan, kernels=eager)[0]
+
+
+def record_fused_call(
+    kind: RequestKind, given: FusedInputs, compute: FusedScan, scan: Scan, *, saves_states: bool
+) -> Outputs:
+    """Return the results of a fused scan, recorded as one node, or as PyTorch's operators around a scan."""
+    if kind.request.call.summed:
+        summed = SummedPass(kind, lambda call, given: (compute(call, given), ()), scan)
+        return ScanFunction.record(summed, given.flat)
+    if not _has_fused_gradient(kind.request.call, given):
+        return compose(kind.request.call, given, scan)
+    return ScanFunction.record(FusedPass(kind, compute, scan, saves_states=saves_states), given.flat)
+
+
+def _has_fused_gradient(call: Call, given: FusedInputs) -> bool:
+    """Whether the gradients of a fused scan are computed by fused scans; otherwise by those of torch's operators."""
+    fusion = fusion_of_call(call)
+    wanted = tuple(each.requires_grad for each in given.operands)
+    if call.op in RECURRENCES:
+        count = len(wanted) + (given.initial is not None)
+        return any(wanted) and count + len(fusion.outputs) < MOST_OPERANDS
+    every = (True,) * len(fusion.outputs), wanted, (True,) * len(wanted)
+    return bool(fusion.fields) and derive_adjoint(fusion, call.op, call.exclusive, *every) is not None
