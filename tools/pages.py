@@ -246,8 +246,8 @@ print(scanops.scan((x, w), mean, 0).tolist())  # [1.0, 1.5, 3.75]
 A state has named `fields`, in the dtype of the items or in one of their own. `lift` makes the state of an item from the
 items of the tensors (without it they are the fields), `combine` is the associative operator on an `older` and a `newer`
 state, `identity` its neutral state, and `project` makes up to four results of a state.
-**Without `identity` it is 0**: pass it where 0 is not neutral, as `-math.inf` for a maximum, or kernels give wrong
-results; `scanops.check_operator` finds it. The functions may do what those
+**`identity` may be left out where 0 is neutral.** Kernels start from it, so `operator` tries some states and refuses
+a `combine` that 0 changes, such as a maximum, which needs `-math.inf`. The functions may do what those
 of [`map` and `then`](fusion.md#what-a-function-may-do) may, which go with such operators: `lift` gets what `map`
 returns, and `then` what `project` returns, a tuple if there are several. Own operators go with
 `mask`, `reverse`, `exclusive` and `dtype`; they take no segments, no carries and no `complete`.
@@ -293,7 +293,9 @@ latches = scanops.operator(  # 32 bits that are set and reset: an item keeps som
 )
 assert scanops.check_operator(latches, dtypes=[torch.int32], lengths=(6, 601)).ok
 
-difference = scanops.operator(fields=("a",), combine=lambda older, newer: older.a - newer.a)  # wrong on purpose
+difference = scanops.operator(  # wrong on purpose
+    fields=("a",), identity=0, combine=lambda older, newer: older.a - newer.a
+)
 print(scanops.check_operator(difference, lengths=()).findings[0].law)  # identity on the left
 ```
 

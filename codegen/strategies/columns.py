@@ -50,9 +50,9 @@ LANES = 16  # 256 bytes a row: 1 x 32768 x 8192 by a loop has 0.92, with 8 lanes
 SHORT = 1024  # rows; a longer loop has one more tile in flight
 ONE_TILE = 256  # rows; 2048 x 256 x 512 is a tile of registers
 LIGHT_COLUMNS = 4  # of a thread; where states leave registers for as many, lanes of narrow columns exchange rows
-# Of a row and of a thread that reads through shared memory, one block a multiprocessor: gradients of a gate's sum in
-# float16, 50 x 4832 x 128, have 0.79 with 4 columns and 6 rows of 16 bytes, 0.45 with 2 rows.
-STAGED_ROW_BYTES, STATE_BYTES = 64, 384
+# Of a thread that reads through shared memory, by one block a multiprocessor; rows that it has at least. Gradients of a
+# gate's sum in float16, 50 x 4832 x 128, have 0.79 with 6 rows of 4 columns, 0.45 with 2 rows.
+STATE_BYTES, STAGED_ROWS = 384, 6
 SHORT_THREADS = 512  # of a multiprocessor, at least, by blocks of short columns
 PAIR_ROWS = 128  # rows; more than so many are a loop
 # Tiles of the shape that holds a narrow column, at most, where the length is an argument and typically half of the
@@ -95,11 +95,12 @@ def plan(key: KernelKey) -> ColumnsPlan:
         shape = find_shape("columns costly", spec.out.bytes)
         threads, items, columns, width, blocks = shape.take("threads", "items", "columns", "vector", "blocks")
         return _plan(spec, target, width, columns // width, threads, items, shape, stages=0, blocks=blocks)
-    vector = column_tile.fit_width(spec, STAGED_ROW_BYTES)
+    shape = find_shape("columns staged", spec.capacity)
+    lanes, threads, items, stages = shape.take("lanes", "threads", "items", "stages")
+    states = min(STATE_BYTES, target.registers * INT_BYTES // (2 * threads))
+    vector = column_tile.fit_width(spec, states // STAGED_ROWS)
     if vector > 1 and spec.capacity > ONE_TILE and column_tile.can_stage(spec, target, vector):
-        shape = find_shape("columns staged", spec.capacity)
-        lanes, threads, items, stages = shape.take("lanes", "threads", "items", "stages")
-        items = column_tile.fit_rows(spec, vector, items, STATE_BYTES)
+        items = column_tile.fit_rows(spec, vector, items, states)
         return _plan(spec, target, vector, lanes, threads, items, shape, stages=stages, blocks=1)
     vector = column_tile.fit_width(spec)
     items, most, strided = column_tile.register_rows(spec, vector, few=key.is_few), THREADS, None

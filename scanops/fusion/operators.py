@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections import namedtuple
@@ -21,6 +22,7 @@ from scanops.fusion.tracing import Traced
 
 Function = Callable[..., Any]
 MOST_FIELDS, MOST_STEPS = 16, 4  # fields of a state; of one that is given by its step
+_TRIED = (-2.0, 3.0, 1.0, -1.0, 0.5, -0.25, 4.0)  # numbers of states that 0 is tried beside, where no identity is given
 _FIELDS = (torch.bool, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -39,7 +41,7 @@ def operator(
     *,
     fields: Sequence[str] | Mapping[str, torch.dtype | None],
     combine: Function | None = None,
-    identity: float | Sequence[float] | Mapping[str, float] = 0,
+    identity: float | Sequence[float] | Mapping[str, float] | None = None,
     lift: Function | None = None,
     project: Function | None = None,
     step: Function | None = None,
@@ -61,9 +63,9 @@ def operator(
             call; 8- and 16-bit integers become int64. Half types are computed in float32.
         combine: a function of the older and the newer of two states; returns a value for each field, as a tuple or a
             dict. It must be associative; it need not be commutative. ``scanops.check_operator`` tests it.
-        identity: the neutral state: a number for each field, as a tuple or a dict, or one for all fields; by default 0.
-            Pass it where 0 is not neutral, as ``-math.inf`` for a maximum: kernels start from it.
-            ``scanops.check_operator`` tests it.
+        identity: the neutral state: a number for each field, as a tuple or a dict, or one for all fields, as
+            ``-math.inf`` for a maximum. Kernels start from it. It may be left out where 0 is neutral, which some states
+            are tried for; ``scanops.check_operator`` tests it on more.
         lift: a function of the items of the tensors that makes the state of an item; by default the items themselves.
         project: a function of a state that makes the results, at most four; by default all fields.
         step: a function of the state before an item and of the items of the tensors; at most four fields.
@@ -71,8 +73,9 @@ def operator(
         name: for messages.
 
     Raises:
-        UnsupportedRequest: an argument that is not as described; from ``scan``, an operation that no kernel computes,
-            with its line, a wrong number of fields, or a step that is not linear in the state.
+        UnsupportedRequest: an argument that is not as described; no ``identity`` where 0 is not neutral; from
+            ``scan``, an operation that no kernel computes, with its line, a wrong number of fields, or a step that is
+            not linear in the state.
 
     Example:
         >>> import torch, scanops
@@ -102,7 +105,7 @@ def operator(
     for role, function in (("combine", combine), ("lift", lift), ("project", project), ("step", step)):
         if function is not None and not callable(function):
             raise _make_refusal(role, "a function", function, f"{role}=lambda ...")
-    role, numbers = ("identity", identity) if step is None else ("start", start)
+    role, numbers = ("identity", 0 if identity is None else identity) if step is None else ("start", start)
     if isinstance(numbers, Mapping):
         values = tuple(numbers.get(each) for each in dtypes) if len(numbers) == len(dtypes) else ()
     else:
@@ -110,7 +113,16 @@ def operator(
     if len(values) != len(dtypes) or not all(isinstance(each, int | float) for each in values):
         raise _make_refusal(role, f"a number for each of {', '.join(dtypes)}", numbers, f"{role}=0")
     values = tuple(_plain_number(each) for each in values if each is not None)
-    return FieldOperator(name, dtypes, values, combine, lift, project, step)  # type: ignore[arg-type]
+    made = FieldOperator(name, dtypes, values, combine, lift, project, step)  # type: ignore[arg-type]
+    shown = made.show_not_neutral() if identity is None and combine is not None else ""
+    if shown:
+        raise UnsupportedRequest(
+            f"operator: no identity, and 0 is not neutral: {shown}",
+            allowed="an identity that combine leaves every state as it is with, on either side",
+            value="identity=None",
+            hint="pass it, as identity=-math.inf for a maximum, or identity=0 if no state is like this one",
+        )
+    return made
 
 
 def _plain_number(value: float) -> float:
@@ -174,6 +186,33 @@ class FieldOperator:
     @lazy
     def _state(self) -> Any:
         return namedtuple("State", self.dtypes, rename=True)
+
+    def show_not_neutral(self) -> str:
+        """Return a state that ``combine`` changes beside the identity, in words; empty where none of a few is found.
+
+        They are what ``lift`` makes of a few numbers. A function that does not compute them is left to the trace, which
+        says why.
+        """
+        tried = torch.tensor(_TRIED, dtype=torch.float64)
+        for dtype in (torch.float64, torch.int64):  # of the items
+            with contextlib.suppress(Exception):
+                items = [tried.roll(place).to(dtype) for place in range(self.inputs)]
+                lifted = self._values(self.lift(*items) if self.lift else items)
+                state = [each.to(told or dtype) for each, told in zip(lifted, self.dtypes.values(), strict=True)]
+                neutral = [torch.full_like(each, number) for each, number in zip(state, self.start, strict=True)]
+                for words, older, newer in (("combine(0, a)", neutral, state), ("combine(a, 0)", state, neutral)):
+                    found = self._values(self.combine(self._state(*older), self._state(*newer)))  # type: ignore[misc]
+                    off = [~torch.isclose(a, b.to(a.dtype)) for a, b in zip(state, found, strict=True)]
+                    for place in torch.stack(off).any(0).nonzero().flatten().tolist():
+                        a, b = (", ".join(f"{each[place].item():g}" for each in side) for side in (state, found))
+                        return f"{words} is ({b}) for a = ({a})"
+        return ""
+
+    def _values(self, found: Any) -> list[torch.Tensor]:
+        """The tensors that a function gives for the fields."""
+        given = [found[each] for each in self.dtypes] if isinstance(found, Mapping) else found
+        values = list(given) if isinstance(given, tuple | list) else [given]
+        return [torch.as_tensor(each).expand(len(_TRIED)) for each in values]
 
     def trace(self, items: list[Traced], graph: Graph, mask: Term | None, dtype: torch.dtype | None) -> Scanned:
         """Trace the operator on items of tensors, or on what ``map`` makes of them. ``dtype``: of undeclared fields."""

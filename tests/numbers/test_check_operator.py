@@ -18,6 +18,7 @@ EXAMPLES = loaded("docs/examples/fields.py")
 
 def of_one(combine: Any, **options: Any) -> FieldOperator:
     """An operator whose state is one number."""
+    options = {"identity": 0, **options}
     return scanops.operator(fields=("a",), combine=lambda older, newer: combine(older.a, newer.a), **options)
 
 
@@ -99,7 +100,10 @@ BROKEN: dict[str, tuple[FieldOperator, dict[str, Any], tuple[str, ...]]] = {
     ),
     "no identity on the right": (
         scanops.operator(
-            fields=("a", "b"), lift=lambda x: (x, x), combine=lambda older, newer: (older.a + newer.a, newer.b)
+            fields=("a", "b"),
+            identity=0,
+            lift=lambda x: (x, x),
+            combine=lambda older, newer: (older.a + newer.a, newer.b),
         ),
         {},
         ("identity on the right (float64)", "in the field 'b'"),

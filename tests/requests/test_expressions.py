@@ -95,7 +95,7 @@ def test_results_of_8_bit_floats_are_float32(dtype: str) -> None:
     largest = scanops.operator(
         fields=("v",), combine=lambda a, b: (torch.maximum(a.v, b.v),), identity=float("-inf"), lift=lambda x: x
     )
-    both = scanops.operator(fields=("v", "w"), combine=lambda a, b: (a.v + b.v, b.w))
+    both = scanops.operator(fields=("v", "w"), combine=lambda a, b: (a.v + b.v, b.w), identity=0)
     for place in PLACES:
         with place():
             for found, wanted in (

@@ -105,7 +105,32 @@ def test_examples_are_lawful(name: str) -> None:
 def made(**options: Any) -> FieldOperator:
     """An operator of two fields that differs in some arguments."""
     first: dict[str, Any] = {"fields": ("a", "b"), "combine": lambda older, newer: (older.a + newer.a, newer.b)}
-    return scanops.operator(**{**first, **options})
+    return scanops.operator(**{**first, "identity": 0, **options})
+
+
+SUMS = lambda older, newer: (older.a + newer.a, older.b + newer.b)  # noqa: E731
+NOT_NEUTRAL = {
+    "maximum": ({"a": None, "b": None}, lambda o, n: (torch.maximum(o.a, n.a), o.b + n.b), None),
+    "product": (("a", "b"), lambda o, n: (o.a * n.a, o.b + n.b), None),
+    "newest": (("a", "b"), lambda o, n: {"a": o.a + n.a, "b": n.b}, None),
+    "of what lift makes": (("a", "b"), lambda o, n: (torch.minimum(o.a, n.a), o.b + n.b), lambda x, y: (x.abs(), y)),
+    "integers": ({"a": torch.int64, "b": torch.int64}, lambda o, n: (o.a & n.a, o.b | n.b), None),
+}
+
+
+@pytest.mark.parametrize("name", NOT_NEUTRAL)
+def test_an_identity_that_is_needed(name: str) -> None:
+    """Kernels start from it: of a maximum of negative numbers they would give 0."""
+    fields, combine, lift = NOT_NEUTRAL[name]
+    with pytest.raises(UnsupportedRequest, match="no identity, and 0 is not neutral: combine"):
+        scanops.operator(fields=fields, combine=combine, lift=lift)  # type: ignore[arg-type]
+    assert scanops.operator(fields=fields, combine=combine, lift=lift, identity=0).start == (0, 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("fields", [("a", "b"), {"a": torch.int64, "b": torch.bool}, {"a": torch.int32, "b": None}])
+def test_an_identity_that_is_left_out(fields: Any) -> None:
+    combine = SUMS if isinstance(fields, tuple) else lambda older, newer: (older.a + newer.a, older.b | newer.b)
+    assert scanops.operator(fields=fields, combine=combine).start == (0, 0)
 
 
 def test_wrong_laws_are_found() -> None:
