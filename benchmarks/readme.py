@@ -122,6 +122,21 @@ def random_tables() -> list[str]:
     return [*lines, f"*Slow*: the share of calls that are {'; '.join(goals)}."] if lines else []
 
 
+def known_table() -> list[str]:
+    """Return what docs/benchmarks.md says of classes that were slow once: a column for each card that was measured."""
+    cards = {path.stem: lines_of(path.stem) for path in sorted(RESULTS.glob("known_*.jsonl"))}
+    if not cards:
+        return []
+    found = {name: {row["call"]: row for row in rows if "fraction" in row} for name, rows in cards.items()}
+    calls = dict.fromkeys(call for rows in found.values() for call in rows)
+    rows = [
+        [call, *(f"{each[call]['fraction']:.2f}" if call in each else "" for each in found.values())] for call in calls
+    ]
+    sources = "; ".join(_source(lines[0]) for lines in cards.values())
+    names = [lines[0]["device"].removeprefix("NVIDIA ").split()[0] for lines in cards.values()]
+    return [f"{sources}.", "", *markdown(["call", *names], rows, texts=1)]
+
+
 def of_four(row: Row) -> float:
     """Return the speed of a sharded scan by its faster method, as a fraction of four times that of one GPU."""
     times = [row[name] for name in ("onepass_ms", "twopass_ms") if row.get(name)]
@@ -328,7 +343,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     document = results()
     page = PAGE.read_text(encoding="utf-8")
     parts = {"cells": table(document), "variants": variants_table(), "builds": builds_table()}
-    parts["random"] = random_tables()
+    parts |= {"random": random_tables(), "known": known_table()}
     parts |= {name: workloads_table(f"{name}_h200") for name in ("workloads", "fusion")}
     for name, lines in parts.items():
         page = _fill(page, name, lines)
