@@ -84,8 +84,9 @@ class ScanSpec:
     final: bool = False  # the carry-out of each line is returned
     totals: bool = False  # of a recurrence: no results, and the carry-out is its value and the product of its gates
     per_segment: bool = False  # of segments by offsets: a carry for each segment of a line, not for the line
-    linked_in: bool = False  # lines continue those of the previous rank, whose kernel hands on their states
-    linked_out: bool = False  # lines continue on the next rank, to which the kernel hands on their states
+    # Lines span several ranks, whose kernels hand on their states. All ranks have one kernel: its arguments say which
+    # ranks are before and after it, and hold a carry-in of the first one and a place for the carry-out of the last one.
+    linked: bool = False
     chunked: bool = False  # of segments by offsets: they begin again every so many items, an argument of the kernel
     ragged: str | None = None  # lines are such chunks of the segments of longer ones: dtype of the offsets of segments
     inner: int = 1  # product of the sizes after the scanned dimension
@@ -120,11 +121,12 @@ class ScanSpec:
     layouts: frozenset[Layout] = late_field()  # of the operands
     strided: bool = late_field()  # whether some operand is not dense
     views: bool = late_field()  # the same, apart from those of one item per line
+    takes_initial: bool = late_field()  # whether kernels take a carry-in
+    stores_final: bool = late_field()  # whether kernels store a carry-out
     alone: bool = late_field()  # whether the input is the only operand
     by_offsets: bool = late_field()  # whether segments are given by offsets
     in_parts: bool = late_field()  # whether kernels take the number of items in a chunk
     every_offset: bool = late_field()  # whether kernels take all offsets, not only those between the first and the last
-    linked: bool = late_field()  # whether lines continue on other ranks
     takes_length: bool = late_field()  # whether the length is an argument of the kernel
     capacity: int = late_field()  # the longest line that the kernel accepts
     indexed: bool = late_field()  # whether the second output holds indices
@@ -197,11 +199,12 @@ class ScanSpec:
             layouts=layouts,
             strided=layouts != {"dense"},
             views=not layouts <= {"dense", LINE},
+            takes_initial=self.initial or (self.linked and row.resumes),
+            stores_final=self.final or self.linked,
             alone=len(sources) == 1,
             by_offsets=self.segments not in (None, "flags"),
             in_parts=self.chunked or self.ragged is not None,
             every_offset=self.per_segment or self.chunked or self.ragged is not None,
-            linked=self.linked_in or self.linked_out,
             takes_length=self.length is None,
             capacity=self.length or self.at_most or MAX_LENGTH,
             indexed=bool(operator.indices),

@@ -36,8 +36,7 @@ LEGAL: dict[str, tuple[object, ...]] = {
             "chunked",
             "aligned",
             "saved_results",
-            "linked_in",
-            "linked_out",
+            "linked",
             "saved_initial",
             "saves",
         ),
@@ -153,7 +152,7 @@ def in_fields(spec: Any, row: Operator) -> Iterator[SpecMistake]:
     if re.fullmatch("[01]*", str(spec.gradient)) is None:
         yield "gradient must be zeros and ones", "a 0 or 1 for each operand", told("gradient"), "leave it out"
     if spec.totals:
-        whole = ("exclusive", "segments", "initial", "complete", "ragged", "linked_in", "linked_out", "map")
+        whole = ("exclusive", "segments", "initial", "complete", "ragged", "linked", "map")
         if not spec.final or row.fields[:2] != ("gate", "value") or any(getattr(spec, name) for name in whole):
             allowed = (
                 "recurrences with final=True, without exclusive results, segments, carry-in, links and expressions"
@@ -169,18 +168,15 @@ def in_fields(spec: Any, row: Operator) -> Iterator[SpecMistake]:
             allowed = "length=None and inner above 1, without segments, saved tensor, complete results, carries and "
             allowed += "indices, layouts dense, columns or line"
             yield "ragged lines do not fit the other fields", allowed, value, "pass segments in place of ragged"
-    if spec.linked_in or spec.linked_out:
-        unlinked = ("per_segment", "ragged", "complete", "map")
-        twice = (spec.initial and spec.linked_in) or (spec.final and spec.linked_out)
-        if (
-            any(getattr(spec, name) for name in unlinked)
-            or row.indices
-            or twice
-            or spec.segments not in (None, "flags")
-        ):
-            allowed = "an operator without indices, segments by flags or none, one carry-in and one carry-out of a line"
-            value = told("op", "linked_in", "linked_out", "initial", "final", "segments", *unlinked)
-            yield "linked lines do not fit the other fields", allowed, value, "leave linked_in and linked_out out"
+    if spec.linked:
+        unlinked = ("per_segment", "ragged", "complete", "map", "initial", "final")
+        if any(getattr(spec, name) for name in unlinked) or row.indices or spec.segments not in (None, "flags"):
+            allowed = (
+                "an operator without indices, and segments by flags or none; kernels of linked lines take carries "
+            )
+            allowed += "without initial and final"
+            value = told("op", "linked", "segments", *unlinked)
+            yield "linked lines do not fit the other fields", allowed, value, "leave linked out"
     if spec.initial and not row.resumes:
         hint = "leave initial out, or give the operator a resume expression for each field of its state"
         yield "the operator takes no carry-in", "a carry-in for operators with `resume`", told("op", "initial"), hint

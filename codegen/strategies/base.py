@@ -21,9 +21,9 @@ MOST_NAME = 75  # characters of a spec's short name in the name of its kernel's 
 STATUS_BYTES = 4  # of a state in a status word
 MOST = {"items": 64, "vectors": 16, "blocks": 32, "stages": 8}  # all unrolled but the resident blocks per SM
 TAKEN = {  # a flag of the spec -> parameters of its kernels
-    **{"strided": ("geometry",), "initial": ("carry_in", "carry_in_step")},
-    **{"final": ("carry_out",), "by_offsets": ("offsets",), "takes_length": ("length",)},
-    **{"linked": ("offsets",), "linked_out": ("carry_out",)},
+    **{"strided": ("geometry",)},
+    **{"stores_final": ("carry_out",), "by_offsets": ("offsets",), "takes_length": ("length",)},
+    **{"linked": ("offsets",), "takes_initial": ("carry_in", "carry_in_step")},
 }
 LINKING = (
     "block",
@@ -227,7 +227,7 @@ class Plan:
             "lines": "long long lines",
             "carry_in": "const Carry* carry_in",
             "carry_in_step": "long long carry_in_step",
-            "carry_out": "Carry* carry_out" if spec.final else "unsigned long long* next_rank",
+            "carry_out": "Carry* carry_out",
             "offsets": "const Link link" if spec.linked else "const Segments segments",
             "length": "Position length",
             "workspace": "unsigned long long* workspace",

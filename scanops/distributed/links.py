@@ -101,10 +101,10 @@ class Link:
         """The words of half an inbox."""
         return self._memories[-1].half
 
-    def fields(self, reverse: bool) -> dict[str, bool]:
-        """Return the fields of the spec of a scan on this rank."""
-        place = self.group.size - 1 - self.group.rank if reverse else self.group.rank
-        return {"linked_in": place > 0, "linked_out": place + 1 < self.group.size}
+    def find_neighbours(self, reverse: bool) -> tuple[int | None, int | None]:
+        """Return the ranks before and after this one in scan order, None where there is none."""
+        own, step = self.group.rank, -1 if reverse else 1
+        return tuple([rank if 0 <= rank < self.group.size else None for rank in (own - step, own + step)])  # type: ignore[return-value]
 
     def bind(self, arguments: Any, spec: ScanSpec, lines: int, state_bytes: int) -> Memory:
         """Set the arguments of a kernel that are this rank's memory and that of the next rank in scan order.
@@ -112,10 +112,11 @@ class Link:
         Returns this rank's memory. The first call with more lines than any before makes it, on all ranks together.
         """
         self.reserve(lines * (state_bytes // STATE_BYTES))
-        memory = self._memories[-1]
+        memory, (previous, following) = self._memories[-1], self.find_neighbours(spec.reverse)
+        # the fields of ``struct Link`` of templates/headers/links.cuh
         arguments.offsets, arguments.segments = memory.addresses[self.group.rank], memory.half
-        if spec.linked_out:
-            arguments.carry_out = memory.addresses[self.group.rank + (-1 if spec.reverse else 1)]
+        arguments.chunk = previous is not None
+        arguments.offsets_end = 0 if following is None else memory.addresses[following]
         return memory
 
     def reserve(self, words: int) -> None:

@@ -168,7 +168,7 @@ class OnePass:
         self._keeps = saved_mask(kind, self._needs)
         gradient = kind.request.operator.gradient
         reads_before = gradient is not None and gradient.saved == "before" and saved_mask(kind, self._own_needs)[4]
-        is_entered = not self.reads_initial and link.fields(self._call.reverse)["linked_in"]
+        is_entered = link.find_neighbours(self._call.reverse)[0] is not None
         self._reads_entered = reads_before and is_entered  # whether the backward pass does read what comes from a rank
         self._entered: CarryIn | None = None
         self._lines = lines

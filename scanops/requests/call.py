@@ -137,7 +137,8 @@ class Call:
             "final": self.final,
             "totals": self.totals,
             "per_segment": self.per_segment and (initial is not None or self.final),
-            **({} if self.link is None else self.link.fields(self.reverse)),
+            # Whether a rank has a carry-in or returns a carry-out is said by arguments of the kernel of all ranks.
+            **({} if self.link is None else {"linked": True, "initial": False, "final": False}),
         }
 
     @staticmethod

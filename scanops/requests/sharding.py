@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -41,9 +40,6 @@ class KernelLink(Protocol):
     """What connects the kernels of a rank to those of others: a ``scanops.distributed.links.Link``."""
 
     address: int  # of the words that C++ compares before each launch
-
-    def fields(self, reverse: bool) -> Mapping[str, bool]:
-        """Return the fields of the spec of a scan on this rank."""
 
     def bind(self, arguments: Any, spec: ScanSpec, lines: int, state_bytes: int) -> LinkMemory:
         """Set the arguments of a kernel that are memory of ranks."""

@@ -5,8 +5,10 @@
 // ---- linked lines: a rank hands on the state at the end of each line as status words of its launch, which it stores
 // in the memory of the next rank. Launches of all kernels take turns with two halves of its inbox.
 struct Link {
-    unsigned long long* memory;  // of this rank: the words below, then the inbox
-    long long half;              // words of half an inbox
+    unsigned long long* memory;     // of this rank: the words below, then the inbox
+    int half;                       // words of half an inbox
+    int has_previous;               // whether a rank is before this one: the lines of the first rank begin here
+    unsigned long long* next_rank;  // memory of the rank after this one; null on the last one, where lines end
 };
 
 inline constexpr int kTickets = 0;  // finished launches and tickets, as in a workspace
@@ -62,8 +64,8 @@ __device__ __forceinline__ State receive_state(const Link& link, unsigned epoch,
 }
 
 // The tickets of the next rank: once it has begun a launch, it has read all that reached it in the launch before.
-__device__ __forceinline__ unsigned long long load_tickets(const unsigned long long* next_rank) {
-    return load_relaxed(next_rank + kTickets);
+__device__ __forceinline__ unsigned long long load_tickets(const Link& link) {
+    return link.next_rank ? load_relaxed(link.next_rank + kTickets) : 0;
 }
 
 // Whether the next rank has read what reached it two launches before that of `epoch`, in the same half of its inbox: it
@@ -78,12 +80,12 @@ __device__ __forceinline__ bool has_room(unsigned long long tickets, unsigned ep
 
 // Hand the state at the end of a line on, once the next rank has room for it; `tickets`: those of the next rank, as read
 // before.
-__device__ __forceinline__ void send_state(const Link& link, unsigned long long* next_rank, unsigned epoch,
-                                           long long line, State state, unsigned long long tickets) {
+__device__ __forceinline__ void send_state(const Link& link, unsigned epoch, long long line, State state,
+                                           unsigned long long tickets) {
     unsigned long long since = 0;
     for (int look = 1; !has_room(tickets, epoch); ++look) {
-        tickets = load_tickets(next_rank);
+        tickets = load_tickets(link);
         if (look % kLooksPerCheck == 0 && is_overdue(link, epoch, since)) break;
     }
-    publish(inbox_of(next_rank, link.half, epoch), epoch, line, state);
+    publish(inbox_of(link.next_rank, link.half, epoch), epoch, line, state);
 }

@@ -83,11 +83,11 @@ BAD: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
         ({name: 1}, (f"{name}=1", "True or False"))
         for name in ("initial", "final", "per_segment", "chunked", "reverse", "exclusive", "complete", "aligned")
     ),
-    *(({name: 1}, (f"{name}=1", "True or False")) for name in ("linked_in", "linked_out")),
-    ({"linked_in": True, "initial": True}, ("initial=True", "one carry-in")),
-    ({"linked_out": True, "final": True}, ("final=True", "one carry-out")),
+    ({"linked": 1}, ("linked=1", "True or False")),
+    ({"linked": True, "initial": True}, ("initial=True", "without initial and final")),
+    ({"linked": True, "final": True}, ("final=True", "without initial and final")),
     ({"totals": True, "final": True}, ("final=True", "recurrences with final=True")),
-    ({"linked_in": True, "segments": "int32"}, ("segments='int32'", "by flags or none")),
+    ({"linked": True, "segments": "int32"}, ("segments='int32'", "by flags or none")),
     ({"per_segment": True, "final": True, "segments": "flags"}, ("segments='flags'", "needs offsets")),
     ({"per_segment": True, "segments": "int32"}, ("initial=False", "initial or final")),
     ({"chunked": True, "segments": "flags"}, ("segments='flags'", "needs offsets")),

@@ -26,15 +26,18 @@ PARAMETERS = {
     "gate": "x",
     "output": "y",
     "lines": "kLines",
-    "offsets": "{memory, kHalf}",
-    "carry_out": "memory + kMemory",
+    "offsets": "{memory, kHalf, rank > 0, rank + 1 < kRanks ? memory + kMemory : nullptr}",
+    "carry_in": "kCarries && rank == 0 ? carry_in : nullptr",
+    "carry_in_step": "1",
+    "carry_out": "kCarries && rank + 1 == kRanks ? carry_out + launch * kLines : nullptr",
     "length": "kLengths[rank]",
     "stripes": "kStripes[rank]",
     "workspace": "memory + kLinkWords",
 }
 # Block k is of rank k % kRanks. Each rank makes kLaunches launches, one after the other as in a stream; others may be
-# launches ahead. x: of each launch, then rank, gates and values of kLines lines, padded to 16 bytes. out: the results
-# in this order, then of each rank the memory of its link and a workspace, then a counter of its blocks.
+# launches ahead. x: of each launch, then rank, gates and values of kLines lines, padded to 16 bytes, then the carry-in of
+# each line. out: the results in this order, then of each rank the memory of its link and a workspace, then the carry-out
+# of each launch, then a counter of the blocks of each rank.
 RANKS = """
 __global__ void ranks(const void* given, void* out, int) {
     const int rank = blockIdx.x % kRanks;
@@ -45,13 +48,15 @@ __global__ void ranks(const void* given, void* out, int) {
     }
     unsigned long long* const first = (unsigned long long*)((float*)out + kLaunches * items);
     unsigned long long* const memory = first + rank * kMemory;
-    unsigned* const done = (unsigned*)(first + kRanks * kMemory) + rank;
+    const float* const carry_in = (const float*)given + 2 * kLaunches * items;
+    float* const carry_out = (float*)(first + kRanks * kMemory);
+    unsigned* const done = (unsigned*)(carry_out + kLaunches * kLines) + rank;
     if (blockIdx.x / kRanks == 0 && threadIdx.x == 0) store_relaxed(memory + 2, (unsigned long long)kLimit);
     for (int launch = 0; launch < (rank == kAbsent ? 0 : kLaunches); ++launch) {
         const float* const x = (const float*)given + 2 * (launch * items + before);
         float* const y = (float*)out + launch * items + before;
         const long long gates = kSizes[rank];
-        CALLS
+        if (blockIdx.x / kRanks < kGrid[rank]) CALL;
         __syncthreads();
         if (threadIdx.x == 0) {
             atomicAdd(done, 1u);
@@ -69,7 +74,7 @@ def size_of(length: int, inner: int) -> int:
 
 
 class Ranks:
-    """The kernels of all ranks in one text, and the launches of each."""
+    """The kernel of all ranks, and the launches of each."""
 
     def __init__(
         self,
@@ -82,17 +87,16 @@ class Ranks:
     ) -> None:
         self.lengths, self.inner, self.count, self.launches = lengths, inner, len(lengths), launches
         self.lines = OUTER * inner
-        self.plans = [self._plan(strategy, op, rank, fields) for rank in range(self.count)]
+        self.plan = self._plan(strategy, op, fields)
         self.numbers: list[Numbers] = [
-            plan.launch.numbers(self.lines, length, MULTIPROCESSORS)
-            for plan, length in zip(self.plans, lengths, strict=True)
+            self.plan.launch.numbers(self.lines, length, MULTIPROCESSORS) for length in lengths
         ]
-        self.half = self.lines * fragments(self.plans[0].spec).state_bytes // 4  # words
+        self.half = self.lines * fragments(self.plan.spec).state_bytes // 4  # words
         self.link = 4 + 2 * self.half
         self.memory = self.link + max(each.workspace_bytes for each in self.numbers) // 8
         self.blocks = max(each.blocks for each in self.numbers)
 
-    def _plan(self, strategy: str, op: str, rank: int, fields: dict[str, Any]) -> Plan:
+    def _plan(self, strategy: str, op: str, fields: dict[str, Any]) -> Plan:
         gate = "float32" if op == "linear" else None
         spec = ScanSpec(
             op=op,
@@ -102,8 +106,7 @@ class Ranks:
             at_most=4100,
             inner=self.inner,
             **fields,
-            linked_in=rank > 0,
-            linked_out=rank + 1 < self.count,
+            linked=True,
         )
         plan = by_rule(strategy, KernelKey(spec, "sm_90"))
         small: dict[str, dict[str, int]] = {
@@ -115,33 +118,28 @@ class Ranks:
         }
         return replace(plan, **small[strategy])
 
-    def text(self, limit: int, absent: int) -> str:
-        """The text of all kernels and of one that runs them."""
-        texts, calls = [], []
-        for rank, plan in enumerate(self.plans):
-            body = inline_headers(render(plan)).partition(HOST_SIDE)[0].partition("#endif\n")[2]
-            kernel, bounds = 'extern "C" __global__ void ', body.index("__launch_bounds__(kBlockThreads")
-            body = body[: bounds - len(kernel)] + "__device__ void" + body[body.index(")", bounds) + 1 :]
-            body = body.replace("gridDim.x", f"{self.numbers[rank].blocks}u").replace(
-                "blockIdx.x", f"(blockIdx.x / {self.count})"
-            )
-            texts.append(f"namespace of_rank_{rank} {{\n{body}\n}}\n")
-            arguments = ", ".join(PARAMETERS[name] for name in plan.launch.parameters)
-            blocks = self.numbers[rank].blocks
-            call = f"of_rank_{rank}::{plan.launch.kernel}({arguments});"
-            calls.append(f"if (rank == {rank} && blockIdx.x / kRanks < {blocks}) {call}")
+    def text(self, limit: int, absent: int, carries: bool = False) -> str:
+        """The text of the kernel and of one that runs it on all ranks."""
+        body = inline_headers(render(self.plan)).partition(HOST_SIDE)[0].partition("#endif\n")[2]
+        kernel, bounds = 'extern "C" __global__ void ', body.index("__launch_bounds__(kBlockThreads")
+        body = body[: bounds - len(kernel)] + "__device__ void" + body[body.index(")", bounds) + 1 :]
+        body = body.replace("blockIdx.x", "(blockIdx.x / kRanks)").replace("gridDim.x", "kGrid[blockIdx.x % kRanks]")
+        arguments = ", ".join(PARAMETERS[name] for name in self.plan.launch.parameters)
         values = {"kRanks": self.count, "kLaunches": self.launches, "kLines": self.lines, "kHalf": self.half}
         values |= {"kLinkWords": self.link, "kMemory": self.memory, "kLimit": limit, "kAbsent": absent}
+        values |= {"kCarries": carries}
         lists = {
             "kLengths": self.lengths,
             "kSizes": [size_of(length, self.inner) for length in self.lengths],
             "kStripes": [(*each.chosen, 0)[0] for each in self.numbers],
             "kBlocksOf": [self.blocks] * self.count,
+            "kGrid": [each.blocks for each in self.numbers],
         }
-        constants = "".join(f"constexpr long long {name} = {value};\n" for name, value in values.items())
+        constants = "".join(f"constexpr long long {name} = {int(value)};\n" for name, value in values.items())
         for name, each in lists.items():
-            constants += f"constexpr int {name}[] = {{{', '.join(map(str, each))}}};\n"
-        return "".join(texts) + constants + RANKS.replace("CALLS", "\n        ".join(calls))
+            constants += f"constexpr unsigned {name}[] = {{{', '.join(map(str, each))}}};\n"
+        call = f"of_ranks::{self.plan.launch.kernel}({arguments})"
+        return constants + f"namespace of_ranks {{\n{body}\n}}\n" + RANKS.replace("CALL", call)
 
     @property
     def threads(self) -> int:
@@ -150,24 +148,32 @@ class Ranks:
         return found
 
 
-def drawn(ranks: Ranks, op: str, *, reverse: bool = False, exclusive: bool = False) -> tuple[bytes, list[float]]:
-    """Random gates and values as the kernels take them, and the results of sequential scans in the order of theirs."""
-    make, inputs, results = random.Random(0), [], []
+def drawn(
+    ranks: Ranks, op: str, *, exclusive: bool = False, carries: bool = False
+) -> tuple[bytes, list[float], list[float]]:
+    """Random gates and values as the kernels take them, with the carry-in of each line behind them.
+
+    Also the results of sequential scans in the order of theirs, and the carry-outs of each launch.
+    """
+    make, inputs, results, ends = random.Random(0), [], [], []
+    begins = [float(make.randrange(-3, 4)) if carries else 0.0 for _ in range(ranks.lines)]
     for _ in range(ranks.launches):
         parts: Any = [[[0.0] * size_of(n, ranks.inner) for _ in range(2)] for n in ranks.lengths]
         found: Any = [[0.0] * size_of(n, ranks.inner) for n in ranks.lengths]
         for outer, column in itertools.product(range(OUTER), range(ranks.inner)):
-            state = 0.0
+            state = begins[outer * ranks.inner + column]
             for part, y, length in zip(parts, found, ranks.lengths, strict=True):
-                for k in range(length)[:: -1 if reverse else 1]:
+                for k in range(length)[:: -1 if ranks.plan.spec.reverse else 1]:
                     at = (outer * length + k) * ranks.inner + column
                     gate, value = make.choice((-1.0, 1.0, 1.0, 0.0)), float(make.randrange(-3, 4))
                     part[0][at], part[1][at] = gate, value
                     before, state = state, (gate if op == "linear" else 1.0) * state + value
                     y[at] = before if exclusive else state
+            ends.append(state if carries else 0.0)
         inputs += [each for part in parts for operand in part for each in operand]
         results += [each for y in found for each in y]
-    return bytes((ctypes.c_float * len(inputs))(*inputs)), results
+    inputs += begins
+    return bytes((ctypes.c_float * len(inputs))(*inputs)), results, ends
 
 
 CASES = (
@@ -185,6 +191,7 @@ CASES = (
 )
 
 
+@pytest.mark.parametrize("carries", [False, True])
 @pytest.mark.parametrize(("strategy", "op", "lengths", "inner", "fields"), CASES)
 def test_a_line_over_ranks(
     compile_text: Callable[[str], Any],
@@ -193,15 +200,20 @@ def test_a_line_over_ranks(
     lengths: tuple[int, ...],
     inner: int,
     fields: dict[str, bool],
+    carries: bool,
 ) -> None:
     """Ranks run ahead of one another; every launch reads the states of its own. Reversed, rank 0 has the line's end."""
     ranks = Ranks(strategy, op, lengths, inner, fields)
-    library = compile_text(ranks.text(MINUTE, absent=-1))
-    data, wanted = drawn(ranks, op, **fields)
+    library = compile_text(ranks.text(MINUTE, absent=-1, carries=carries))
+    data, wanted, ends = drawn(ranks, op, exclusive=ranks.plan.spec.exclusive, carries=carries)
     for seed in range(3):
         outcome = launched(library, ranks, data, len(wanted), seed)
         assert outcome.code == 0, outcome.report
         assert list((ctypes.c_float * len(wanted)).from_buffer_copy(outcome.out)) == wanted
+        found = (ctypes.c_float * len(ends)).from_buffer_copy(
+            outcome.out, len(wanted) * 4 + 8 * ranks.count * ranks.memory
+        )
+        assert list(found) == ends
 
 
 def launched(library: Any, ranks: Ranks, data: bytes, results: int, seed: int, finished: int = 0) -> Any:
@@ -214,7 +226,7 @@ def launched(library: Any, ranks: Ranks, data: bytes, results: int, seed: int, f
         threads=ranks.threads,
         x=data,
         seed=seed,
-        out=bytes(results * 4) + memory + bytes(4 * ranks.count + 64),
+        out=bytes(results * 4) + memory + bytes(4 * ranks.launches * ranks.lines + 4 * ranks.count + 64),
         resident=blocks,
     )
 
@@ -239,7 +251,7 @@ def test_epochs_begin_again(
     last = 2**32 - 2
     ranks = Ranks(strategy, op, lengths, inner, {}, launches=6)
     library = compile_text(ranks.text(MINUTE, absent=-1))
-    data, wanted = drawn(ranks, op)
+    data, wanted, _ = drawn(ranks, op)
     for seed in range(4):
         outcome = launched(library, ranks, data, len(wanted), seed, finished=last - 2)
         assert outcome.code == 0, outcome.report
@@ -254,7 +266,7 @@ def test_a_rank_that_is_absent_ends_the_others(compile_text: Callable[[str], Any
     inner = 8 if strategy == "columns_lookback" else 1
     ranks = Ranks(strategy, "sum", (300, 200, 100), inner, {})
     library = compile_text(ranks.text(10**6, absent=1))
-    data, wanted = drawn(ranks, "sum")
+    data, wanted, _ = drawn(ranks, "sum")
     outcome = launched(library, ranks, data, len(wanted), seed=0)
     assert outcome.code == 0, outcome.report
     count = size_of(300, inner)

@@ -125,7 +125,7 @@ def test_kernelbench_masks_and_rules() -> None:
         ("sum-f32-n9-exclusive-complete-rows", "modelnew", "as many results as items"),
         ("sum-f32-n9-offsets_i32-final-per_segment", "cu", "no carries of segments"),
         ("sum-f32-any-inner4-ragged_i32", "cu", "no chunks of segments"),
-        ("sum-f32-n4096-linked_out", "modelnew", "lines of one GPU"),
+        ("sum-f32-n4096-linked", "modelnew", "lines of one GPU"),
         ("sum-f32-n8 sum-f32-n9", "cu", "one spec: every kernel has a launcher"),
         ("sum-f32-n8 prod-f32-n8", "modelnew", "specs that differ in length"),
         ("sum-f32-n8", "pdf", "modelnew, cu, kernelbench, gpumode"),
