@@ -35,9 +35,9 @@ PARAMETERS = {
     "workspace": "memory + kLinkWords",
 }
 # Block k is of rank k % kRanks. Each rank makes kLaunches launches, one after the other as in a stream; others may be
-# launches ahead. x: of each launch, then rank, gates and values of kLines lines, padded to 16 bytes, then the carry-in of
-# each line. out: the results in this order, then of each rank the memory of its link and a workspace, then the carry-out
-# of each launch, then a counter of the blocks of each rank.
+# launches ahead. x: of each launch, then rank, gates and values of kLines lines, padded to 16 bytes, then the carry-in
+# of each line. out: the results in this order, then of each rank the memory of its link and a workspace, then the
+# carry-out of each launch, then a counter of the blocks of each rank.
 RANKS = """
 __global__ void ranks(const void* given, void* out, int) {
     const int rank = blockIdx.x % kRanks;

@@ -75,6 +75,7 @@ GRADIENTS = (  # which read the results of the forward scan, or compute them aga
     "linear_gradient-f32-n2048-gate_f32-saved_f32-reverse-exclusive-results_saved",
     "linear_gradient-bf16-n1000-inner100-gate_bf16-saved_bf16-reverse-exclusive-results_saved",
     "max_gradient-f32-n900-gate_f32-saved_f32-reverse",
+    "logcumsumexp_gradient-f32-n900-gate_f32-saved_f32-segments-reverse-linked",
     "sum_gradient-bf16-n64-mask_b8-reverse",
     "runs_gradient-f32-n2000-saved_i64-reverse",
     "logcumsumexp_gradient-bf16-n8192-gate_bf16-saved_bf16-reverse",
