@@ -71,9 +71,9 @@ def scan_fused(
     are_tensors = len(tensors) > 0 and all([isinstance(each, torch.Tensor) for each in tensors])
     if are_tensors and not is_dynamo_compiling():
         functions = (map, then, finish, *(() if own is None else own.functions))
-        facts = (dtype, torch.get_default_dtype(), mask is not None, *(() if own is None else own.facts))
+        beside = (dtype, torch.get_default_dtype(), mask is not None, *(() if own is None else own.trace_signature))
         if type(op) is str and type(dim) is int and type(reverse) is bool and type(exclusive) is bool:
-            trace = _number_of(functions, facts)
+            trace = _number_of(functions, beside)
         if is_plain and trace is not None:
             answer = _repeat(trace, tensors, op, dim, reverse, exclusive)
             if answer is not None:
@@ -126,7 +126,7 @@ def scan_fused(
     sums = Sums(sum is not None, finish, flags is not None, exclusive)
     row = own or find_operator(op)
     traced = (map, then, row, kinds, mask is not None, dtype)
-    fusion, trace = find_fusion(trace, lambda: _number_of(functions, facts), *traced, sums=sums)
+    fusion, trace = find_fusion(trace, lambda: _number_of(functions, beside), *traced, sums=sums)
     x, *further = tensors
     segments = (starts, offsets) if flags is None else ()
     read = FusedInputs(x, tuple(further), initial, *segments)
@@ -185,9 +185,9 @@ def _number(seen: tuple[Any, ...]) -> int:
     return next(_numbers)
 
 
-def _number_of(functions: tuple[Any, ...], facts: tuple[Any, ...]) -> int | None:
-    """Return a number that is equal for equal functions, and for equal facts beside them; None: that cannot be told."""
-    if not isinstance(facts[0], torch.dtype | None):
+def _number_of(functions: tuple[Any, ...], beside: tuple[Any, ...]) -> int | None:
+    """Return a number that is equal for equal functions and equal values ``beside`` them; None: that cannot be told."""
+    if not isinstance(beside[0], torch.dtype | None):
         return None
     keys: list[Any] = []
     for each in functions:
@@ -195,7 +195,7 @@ def _number_of(functions: tuple[Any, ...], facts: tuple[Any, ...]) -> int | None
         if key is None and each is not None:
             return None
         keys.append(key)
-    return _number((*keys, *facts))
+    return _number((*keys, *beside))
 
 
 def _repeat(

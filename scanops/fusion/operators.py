@@ -165,7 +165,7 @@ class FieldOperator:
         return len(self.dtypes) if self.lift is None else len(inspect.signature(self.lift).parameters)
 
     @lazy
-    def facts(self) -> tuple[object, ...]:
+    def trace_signature(self) -> tuple[object, ...]:
         """What a trace depends on beside the functions."""
         return tuple(self.dtypes.items()), tuple(map(repr, self.start))  # which tells 0.0 from -0.0
 

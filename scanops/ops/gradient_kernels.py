@@ -11,6 +11,7 @@ from functools import partial
 
 import torch
 
+from scanops.codegen.derivatives import Gradient
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operator import Operator
 from scanops.codegen.operators.recurrences import LATEST
@@ -35,49 +36,26 @@ def run_gradient_kernels(
         return None
     if (gfinal is not None and not gradient.begins) or (carries and not gradient.ends):
         return None  # the row supports no such carries
-    selects = None if forward.weighted or forward.kind.indexed else forward.tensors.mask
     if gradient.of_terms is not None and not forward.needs[2]:
         gradient = gradient.of_terms
+    selects = None if forward.weighted or forward.kind.indexed else forward.tensors.mask
     masks_after = selects is not None and request.call.compensated and gradient.masked is not None
     row = (request.call.exclusive and gradient.after) or gradient.row or request.operator
     row = gradient.masked if selects is not None and gradient.masked and not masks_after else row
-    gate, saved = forward.tensors.gate if gradient.gate else None, forward.tensors.indices
-    if gradient.gate == "x":
-        assert forward.tensors.x is not None
-        term = (
-            tape.apply(multiply_conjugate, forward.tensors.x, forward.tensors.mask)
-            if forward.weighted
-            else forward.tensors.x
-        )
-        gate = _convert(term, request.dtype, tape)
-    if gradient.saved == "before":  # the result of an exclusive scan is the result before each item
-        saved = forward.tensors.y if request.call.exclusive and row.saved else None
-    elif gradient.saved == "y":
-        saved = forward.tensors.y
-    inputs = Inputs(
-        gy, None if masks_after else selects, gate, forward.tensors.starts, forward.tensors.offsets, gfinal, saved
+    starts, offsets = forward.tensors.starts, forward.tensors.offsets
+    gate = _read_gate(forward, gradient, tape)
+    found = _read_results(
+        forward, gradient, row, Inputs(gy, None if masks_after else selects, gate, starts, offsets, gfinal), tape
     )
-    saved_results = False
-    if row.saved and saved is None and finds_results_in_tiles(gradient, forward.kind):
-        inputs = _read_tiles(forward, inputs, tape)
-    elif row.saved and saved is None:
-        saved_results = forward.tensors.y is not None and not (
-            request.call.per_segment and forward.tensors.initial is not None
-        )
-        saved = forward.tensors.y if saved_results else _results_before(forward, tape)
-        inputs = inputs._replace(saved=None if saved is None else _contiguous(saved, tape, serves=False))
-        if inputs.saved is None:
-            return None
-        if saved_results and forward.tensors.initial is not None:
-            inputs = inputs._replace(begin=_spread_carry_in(forward.tensors.initial, request, inputs.x.shape, tape))
+    if found is None:
+        return None
+    inputs, saved_results = found
     if gfinal is not None:
         initial = _convert(gfinal, request.carry_dtype, tape)
         inputs = inputs._replace(initial=_contiguous(initial, tape, serves=False))
     if inputs.saved is not None:  # beside it operands are broadcast or strided as it is
-        inputs = inputs._replace(
-            x=_make_row_contiguous(inputs.x, tape),
-            gate=None if inputs.gate is None else _make_row_contiguous(inputs.gate, tape),
-        )
+        gate = None if inputs.gate is None else _make_row_contiguous(inputs.gate, tape)
+        inputs = inputs._replace(x=_make_row_contiguous(inputs.x, tape), gate=gate)
     call = request.call.derivative(
         row.name,
         reverse=not request.call.reverse,
@@ -86,8 +64,8 @@ def run_gradient_kernels(
         dtype=_dtype(forward, row),
         carry=request.carry_dtype,
     )
-    asked = Request(call=call, inputs=inputs, carry_dtype=request.carry_dtype, saved_results=saved_results)
-    results = _run_scan(asked, tape)
+    backward = Request(call=call, inputs=inputs, carry_dtype=request.carry_dtype, saved_results=saved_results)
+    results = _run_scan(backward, tape)
     if results is None:
         return None
     of_term = results[0]
@@ -96,7 +74,45 @@ def run_gradient_kernels(
     return of_term, results[1] if row.second else None, results[-1] if carries else None
 
 
-def _read_tiles(forward: SavedForward, inputs: Inputs, tape: Tape) -> Inputs:
+def _read_gate(forward: SavedForward, gradient: Gradient, tape: Tape) -> torch.Tensor | None:
+    """The gates that the row of a gradient reads: those of the forward scan, or the items that were scanned."""
+    if gradient.gate != "x":
+        return forward.tensors.gate if gradient.gate else None
+    x, mask = forward.tensors.x, forward.tensors.mask
+    assert x is not None
+    term = tape.apply(multiply_conjugate, x, mask) if forward.weighted else x
+    return _convert(term, forward.kind.request.dtype, tape)
+
+
+def _read_results(
+    forward: SavedForward, gradient: Gradient, row: Operator, inputs: Inputs, tape: Tape
+) -> tuple[Inputs, bool] | None:
+    """The inputs of a kernel with what its row reads of the forward scan, and whether that is the results themselves.
+
+    Otherwise it is indices, or the results before each item. None where no kernel computes these again.
+    """
+    request, tensors = forward.kind.request, forward.tensors
+    saved = tensors.indices
+    if gradient.saved == "before":  # the result of an exclusive scan is the result before each item
+        saved = tensors.y if request.call.exclusive and row.saved else None
+    elif gradient.saved == "y":
+        saved = tensors.y
+    inputs = inputs._replace(saved=saved)
+    if not row.saved or saved is not None:
+        return inputs, False
+    if finds_results_in_tiles(gradient, forward.kind):
+        return _read_tiles(inputs, tape), False
+    reads_results = tensors.y is not None and not (request.call.per_segment and tensors.initial is not None)
+    saved = tensors.y if reads_results else _results_before(forward, tape)
+    if saved is None:
+        return None
+    inputs = inputs._replace(saved=_contiguous(saved, tape, serves=False))
+    if reads_results and tensors.initial is not None:
+        inputs = inputs._replace(begin=_spread_carry_in(tensors.initial, request, inputs.x.shape, tape))
+    return inputs, reads_results
+
+
+def _read_tiles(inputs: Inputs, tape: Tape) -> Inputs:
     """The inputs of a kernel that finds the result before each item in its tile.
 
     Operands that are not contiguous rows are copied, which moves fewer bytes than an extra forward scan.

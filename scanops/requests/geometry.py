@@ -103,7 +103,7 @@ def layout_of(tensor: torch.Tensor, shape: Sequence[int], dim: int) -> Layout:
     """Return the layout of an operand broadcast to ``shape``, as ``ScanSpec`` names it."""
     if tensor.is_contiguous() and tensor.shape == torch.Size(shape):
         return "dense"
-    if shape[dim] > 1 and tensor.stride(dim) == 0 and _run_on(tensor, shape, dim, apart=True):
+    if shape[dim] > 1 and tensor.stride(dim) == 0 and _run_on(tensor, shape, dim, any_stride=True):
         return "line"
     if math.prod(shape[dim + 1 :]) == 1:
         return "rows" if tensor.stride(dim) == 1 else "strided"
@@ -130,10 +130,10 @@ def _repeats_items(tensor: torch.Tensor, shape: Sequence[int], dim: int) -> bool
     return run == inner or run % ALIGNMENT == 0  # one byte each at least
 
 
-def _run_on(tensor: torch.Tensor, shape: Sequence[int], dim: int, apart: bool = False) -> bool:
-    """Return whether the dimensions after ``dim`` are contiguous, or with ``apart`` merge to one of any stride."""
+def _run_on(tensor: torch.Tensor, shape: Sequence[int], dim: int, any_stride: bool = False) -> bool:
+    """Return whether the dimensions after ``dim`` are contiguous, or with ``any_stride`` merge to one of any stride."""
     behind = [d for d in range(len(shape) - 1, dim, -1) if shape[d] != 1]
-    step = tensor.stride(behind[0]) if apart and behind else 1
+    step = tensor.stride(behind[0]) if any_stride and behind else 1
     for d in behind:
         if tensor.stride(d) != step:
             return False

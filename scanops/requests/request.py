@@ -422,9 +422,9 @@ def check_request(call: Call, given: Inputs | FusedInputs, outs: tuple[torch.Ten
         segments.check_carries(who, x, offsets)
     if call.chunk is not None and known and call.chunk >= length:
         call = replace(call, chunk=None)
-    told = {**call.spec_fields(inputs), "linked": False, "complete": False}
-    told |= {"initial": initial is not None, "final": call.final}
-    spec = ScanSpec(length=max(1, length) if known else 1, **told)  # a symbol must not be compared
+    fields_of_spec = {**call.spec_fields(inputs), "linked": False, "complete": False}
+    fields_of_spec |= {"initial": initial is not None, "final": call.final}
+    spec = ScanSpec(length=max(1, length) if known else 1, **fields_of_spec)  # a symbol must not be compared
     carry_dtype = getattr(torch, spec.carry.name)
     if row.indices and out is not None:
         checks.check_dtype(who, "out", out, getattr(torch, spec.out_dtype))

@@ -204,7 +204,7 @@ def test_operators_are_pickled_by_their_functions() -> None:
         for place in PLACES:
             with place():
                 torch.testing.assert_close(again(x, w), wanted)
-        assert again.op.functions == module.op.functions and again.op.facts == module.op.facts
+        assert again.op.functions == module.op.functions and again.op.trace_signature == module.op.trace_signature
     copied = copy.deepcopy(scanops.operator(fields=("a",), combine=lambda older, newer: older.a + newer.a))
     torch.testing.assert_close(scanops.scan(x, copied, 1), x.cumsum(1))
     with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
