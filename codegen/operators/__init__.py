@@ -38,8 +38,11 @@ def operator_named(name: object) -> Operator:
     return row or find_operator(name)
 
 
-def find_operator(name: object) -> Operator:
-    """Return the row of an operator, gradients excluded. Raises UnsupportedRequest for an unknown ``name``."""
+def find_operator(name: object, others: str = ", or an operator of scanops.operator") -> Operator:
+    """Return the row of an operator, gradients excluded. Raises UnsupportedRequest for an unknown ``name``.
+
+    ``others``: what the caller takes beside the names, for the hint.
+    """
     row = OPERATORS.get(name) if isinstance(name, str) else None
     if row is None:
         raise UnsupportedRequest(
@@ -47,6 +50,6 @@ def find_operator(name: object) -> Operator:
             allowed=", ".join(repr(known) for known in tuple(OPERATORS)),
             value=format_value(name),
             hint=(did_you_mean(name, tuple(OPERATORS)) if isinstance(name, str) else "")
-            + "pass one of these names, or an operator of scanops.operator",
+            + f"pass one of these names{others}",
         )
     return row

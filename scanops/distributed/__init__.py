@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from scanops.codegen.operators import find_operator
 from scanops.distributed.groups import group_of
 from scanops.distributed.sharded_scan import scan_sharded
 from scanops.errors import UnsupportedRequest
@@ -735,7 +736,9 @@ def _resolve(function: str, call: Call, given: Inputs) -> tuple[Call, Inputs]:
             value="initial and offsets given",
             hint="pass segment_starts in place of offsets, or leave initial out",
         )
-    call = replace(call, op=plain_name(call.op)) if function == "scan" else call
+    if function == "scan":
+        find_operator(call.op, "; for an operator of your own gather the dimension and call scanops.scan")
+        call = replace(call, op=plain_name(call.op))
     if given.gate is not None:
         a, b, mask = given.gate, given.x, given.mask
         x, gate, dtype = prepare_recurrence(a, b, mask, call.dtype, call.accumulate, None)

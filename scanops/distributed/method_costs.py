@@ -1,9 +1,9 @@
 """Which method serves a call, and how long each takes, in times of one GPU: what ``method="auto"`` compares.
 
 Where the memory is the bound, one pass takes the time of one GPU and, on the last rank, that of waiting for the ranks
-before it: each falls behind by a *front*, the lines that a GPU scans at the same time. Two passes take the time of the
-bytes that they move. What ranks exchange, and the host, are left out: both are the same for lines of any length, and
-the choice must not depend on lengths, which differ between ranks.
+before it: each falls behind by a *front*, the lines that a GPU scans at the same time. Two passes of sums take the time
+of the bytes that they move, and of recurrences what was measured. What ranks exchange, and the host, are left out: both
+are the same for lines of any length, and the choice must not depend on lengths, which differ between ranks.
 
 docs/distributed.md says which measured cells this fits, and which not.
 """
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from scanops.codegen.derivatives import Gradient
+from scanops.codegen.strategies.base import HALF_BYTES
 from scanops.codegen.strategies.columns_lookback import LINKED_ABREAST
 from scanops.distributed.shards import Shard
 from scanops.errors import UnsupportedRequest
@@ -25,8 +26,10 @@ __all__ = ["Costs", "choose_method", "compare_methods", "count_fronts"]
 
 OPERATORS = ("sum", "prod", "max", "min", "linear", "logcumsumexp")
 TILE_COLUMNS = 64  # neighbouring columns of a tile, of which LINKED_ABREAST end together
-# (reads and writes of items, gates and results in the two passes, the same in one), in items
-SUM_PASSES, RECURRENCE_PASSES = (3, 2), (5, 3)
+SUM_PASSES = 3 / 2  # reads and writes of items in two passes, over those in one
+# Of a recurrence they are 5 / 3, but the kernel that reduces its lines to pairs in float64 is not bound by memory: 1.79
+# to 2.25 times one GPU, of half types 2.45 to 2.92 (2 and 4 H200s, rows and columns).
+RECURRENCE_PASSES, HALF_RECURRENCE_PASSES = 1.9, 2.7
 
 
 class Costs(NamedTuple):
@@ -42,10 +45,10 @@ def count_fronts(shape: Sequence[int], dim: int) -> int:
     return lines if columns == 1 else lines * -(-columns // TILE_COLUMNS) // LINKED_ABREAST
 
 
-def compare_methods(fronts: int, ranks: int, *, is_recurrence: bool) -> Costs:
-    """Return what each method costs for so many fronts on each of the ranks."""
-    both, one = RECURRENCE_PASSES if is_recurrence else SUM_PASSES
-    return Costs((fronts + ranks - 1) / fronts if fronts else math.inf, both / one)
+def compare_methods(fronts: int, ranks: int, *, is_recurrence: bool, is_half: bool = False) -> Costs:
+    """Return what each method costs for so many fronts on each of the ranks; ``is_half``: of items of 2 bytes."""
+    both = (HALF_RECURRENCE_PASSES if is_half else RECURRENCE_PASSES) if is_recurrence else SUM_PASSES
+    return Costs((fronts + ranks - 1) / fronts if fronts else math.inf, both)
 
 
 def choose_method(
@@ -68,7 +71,8 @@ def choose_method(
             hint="leave method out: 'twopass' serves every call",
         )
     fronts = count_fronts(shard.tensors.x.shape, shard.call.dim)
-    costs = compare_methods(fronts, ranks, is_recurrence=shard.row.gated)
+    is_half = shard.result.itemsize == HALF_BYTES
+    costs = compare_methods(fronts, ranks, is_recurrence=shard.row.gated, is_half=is_half)
     is_faster = shard.tensors.x.is_cuda and costs.onepass <= costs.twopass
     return "onepass" if problem is None and is_faster else "twopass"
 

@@ -47,19 +47,20 @@ class Links:
     """The links of this rank, and what lets kernels of other ranks end their waits."""
 
     def __init__(self) -> None:
-        self.by_device: dict[torch.device, Link | None] = {}  # None where ranks have none
+        self.by_device: dict[torch.device, Link | str] = {}  # or why ranks have none
 
     def abandon(self) -> None:
         """Let kernels of other ranks end their waits for this one."""
-        for link in filter(None, self.by_device.values()):
-            link.abandon()
+        for link in self.by_device.values():
+            if isinstance(link, Link):
+                link.abandon()
 
 
 def find_link(scan: Prepared, device: torch.device) -> Link | None:
     """Return the link of this rank to others, None where ranks have none: on several hosts, say.
 
     All ranks look for it at the first call of a group. Raises PeerMismatch, and UnsupportedRequest for a first call in
-    a CUDA graph.
+    a CUDA graph and, on all ranks, where there is no link and the call asks for one pass by name.
     """
     ledger, digest = scan.group.ledger, scan.message.digest
     links = ledger.keep(Links)
@@ -67,19 +68,28 @@ def find_link(scan: Prepared, device: torch.device) -> Link | None:
         raise refuse_capture(scan.message.who)
     if device not in links.by_device:
         links.by_device[device] = _make_link(scan, device, links)
-    if links.by_device[device] is not None:
+    link = links.by_device[device]
+    if isinstance(link, Link):
         ledger.compared.add(digest)
-    return links.by_device[device]
+        return link
+    if scan.is_asked:
+        raise UnsupportedRequest(
+            f"{scan.message.who}: method 'onepass' does not serve this group: {link}",
+            allowed="ranks on one host, whose GPUs write one another's memory",
+            value=f"method='onepass', {link}",
+            hint="leave method out, or pass method='twopass', on all ranks",
+        )
+    return None
 
 
-def _make_link(scan: Prepared, device: torch.device, links: Links) -> Link | None:
-    """Return a link if every rank of the group is on this host and has made one."""
+def _make_link(scan: Prepared, device: torch.device, links: Links) -> Link | str:
+    """Return a link if every rank of the group is on this host and has made one, else the reason, on all ranks."""
     group, link = scan.group, None
     host = torch.tensor([digest_of(socket.gethostname())], device=device)
     _, hosts = Exchange(group, scan.message.derive("links"), device, model=[((1,), torch.int64)]).send(host)
     assert hosts is not None
     if bool((hosts != host).any()):
-        return None
+        return "its ranks are on several hosts"
     try:
         order = group.ledger.order or CallOrder(group, links.abandon)
         assert isinstance(order, CallOrder)
@@ -87,8 +97,10 @@ def _make_link(scan: Prepared, device: torch.device, links: Links) -> Link | Non
         link.reserve(1)
         group.ledger.order = order
     except (UnsupportedRequest, OSError) as refused:
-        problem = str(refused)
-    return None if any(group.gather_words(problem)) else link
+        problem = str(refused).partition("\n")[0]
+    found = next(filter(None, group.gather_words(problem)), link)
+    assert found is not None
+    return found
 
 
 class SharedFinal:

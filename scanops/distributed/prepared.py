@@ -42,6 +42,7 @@ class Prepared:
     dtypes: tuple[torch.dtype | None, ...]  # in which x, mask and gate are read
     recorded: bool  # whether autograd records the call
     method: str = "twopass"  # or "onepass"
+    is_asked: bool = False  # whether the call names the method
     policy: str | None = None  # of the block that the call is in, which its backward passes go by
 
     @lazy
@@ -101,8 +102,8 @@ class Prepared:
         return flags
 
 
-def prepare(who: str, call: Call, given: Inputs) -> Prepared:
-    """Return what calls like this one have in common, its arguments checked but for the values of offsets.
+def prepare(who: str, call: Call, given: Inputs) -> tuple[Prepared, Shard]:
+    """Return what calls like this one have in common, its arguments checked but for the values of offsets; its shard.
 
     Raises UnsupportedRequest: before anything is said to other ranks.
     """
@@ -134,7 +135,7 @@ def prepare(who: str, call: Call, given: Inputs) -> Prepared:
         served = (shard, group.size, layout.width)
         method = choose_method(sharding.method, *served, recorded=recorded, of_initial=of_initial)
     parts = {} if is_compiling() else {"function": who, **_parts(given, shard), "spans": layout.words, "method": method}
-    return Prepared(
+    prepared = Prepared(
         group=group,
         message=Message(who, {}, 0) if is_compiling() else Message.describe(who, parts),
         call=shard.call,
@@ -146,8 +147,10 @@ def prepare(who: str, call: Call, given: Inputs) -> Prepared:
         dtypes=tuple(None if each is None else each.dtype for each in tensors[:3]),
         recorded=recorded and (shard.result.is_floating_point or shard.result.is_complex),
         method=method,
+        is_asked=sharding.method != "auto",
         policy=None if is_compiling() else environment.SCOPED.get(),
     )
+    return prepared, shard
 
 
 def _parts(given: Inputs, shard: Shard) -> dict[str, str]:

@@ -43,8 +43,7 @@ def scan_sharded(who: str, call: Call, given: Inputs, asked: Call | None = None)
     assert call.sharding is not None and isinstance(call.sharding.group, Group)
     group = call.sharding.group
     if is_compiling():
-        scan = prepare(who, call, given)
-        shard = shards.shard_of(call, given._replace(offsets=None), given.offsets)
+        scan, shard = prepare(who, call, given)
         if group.size == 1 and scan.layout.width == 1:
             return _scan_alone(replace(call, sharding=None), given)
         if 0 in shard.lines:
@@ -56,7 +55,7 @@ def scan_sharded(who: str, call: Call, given: Inputs, asked: Call | None = None)
     except TypeError:  # an option that has no hash, which the checks refuse
         key = served = None
     if served is None:
-        served = ServedCall(prepare(who, call, given), call, asked)
+        served = ServedCall(prepare(who, call, given)[0], call, asked)
         if key is not None:
             if len(calls) >= MOST_CALLS:
                 calls.clear()

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import scanops
 import scanops.distributed as sd
-from scanops.distributed import call_order, exchange, links
+from scanops.distributed import call_order, exchange, links, prepared
 from scanops.distributed.groups import group_of
 from scanops.distributed.onepass import Links, OnePass
 from scanops.errors import MissingKernel, PeerLost, PeerMismatch, UnsupportedRequest
@@ -314,7 +314,10 @@ def memory_that_grows(rank: int) -> None:
 
 
 def memory_that_cannot_be_shared(rank: int, folder: str) -> None:
-    """A full folder, folders of their own, files of others: all ranks take two passes, and nothing is left behind."""
+    """A full folder, folders of their own: nothing is left behind, and all ranks take two passes.
+
+    With the method's name they raise, with the reason.
+    """
     x = draw(Case("sum"), 0).x
     own, wanted = x.chunk(3, 1)[rank].contiguous(), x.cumsum(1).chunk(3, 1)[rank]
 
@@ -325,15 +328,22 @@ def memory_that_cannot_be_shared(rank: int, folder: str) -> None:
         return map_words(f"{name}-of-another-folder", count)
 
     map_words = call_order._map_words
-    for at, name, replacement in ((call_order.os, "posix_fallocate", fill), (call_order, "_map_words", hide)):
+    fails: Any = (
+        (call_order.os, "posix_fallocate", fill, "no space"),
+        (call_order, "_map_words", hide, "No such file"),
+    )
+    for at, name, replacement, problem in fails:
         group = dist.new_group(list(range(RANKS)))
         with pytest.MonkeyPatch.context() as patch, scanops.emulate():
             patch.setattr(call_order, "MEMORY", folder)
             if rank == 1:
                 patch.setattr(at, name, replacement)
+            patch.setattr(prepared, "choose_method", lambda *_, **__: "onepass")  # as on GPUs
             for _ in range(2):
-                assert torch.equal(sd.cumsum(own, 1, method="onepass", group=group), wanted)
-        assert [*group_of(group).ledger.keep(Links).by_device.values()] == [None]
+                with pytest.raises(UnsupportedRequest, match="onepass' does not serve this group") as raised:
+                    sd.cumsum(own, 1, method="onepass", group=group)
+                assert problem in str(raised.value)
+                assert torch.equal(sd.cumsum(own, 1, group=group), wanted)
     dist.barrier()
     assert not [*Path(folder).iterdir()]
 
@@ -466,8 +476,9 @@ def a_rank_without_its_kernel(rank: int) -> None:
         with scanops.emulate():
             sd.cumsum(x[:, :8].contiguous(), 1, method="onepass", group=pair)
             if rank == 0:
+                strided = torch.ones(3, 18)[:, ::2]  # whose kernel the other rank, which has built its own, has not
                 with scanops.policy("never"), pytest.raises(MissingKernel):
-                    sd.cumsum(x, 1, method="onepass", group=pair)
+                    sd.cumsum(strided, 1, method="onepass", group=pair)
             else:
                 with pytest.raises(PeerLost, match="could not make a call"):
                     for _ in range(2):  # a kernel that waits says so, and the next call raises

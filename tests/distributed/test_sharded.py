@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+import scanops
+import scanops.distributed as sd
 from benchmarks.sharded_calls import (
     LAYOUTS,
     OPERATORS,
@@ -65,9 +69,19 @@ def test_random_calls() -> None:
     assert said.endswith("1 parts, wrong: none\n") and "'calls': 150," in said, said
 
 
-def test_without_a_process_group() -> None:
-    from scanops import distributed as sd
+def test_own_operators_are_not_suggested() -> None:
+    """The hint names what sharded scans take."""
+    own: Any = scanops.operator(fields=["x"], combine=lambda a, b: a + b)
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        with pytest.raises(UnsupportedRequest, match="gather the dimension") as raised:
+            sd.scan(torch.ones(3), own, 0)
+        assert "or an operator of scanops.operator" not in str(raised.value)
+    finally:
+        dist.destroy_process_group()
 
+
+def test_without_a_process_group() -> None:
     with pytest.raises(UnsupportedRequest, match="there is no process group"):
         sd.cumsum(torch.ones(2, 3), 1)
 
