@@ -7,7 +7,7 @@
 // numbers  measured: cummax-f32-n4096
 //          tuned: vectors; the others follow from the spec
 // target   sm_90
-// content  sha256 001d9eb0bb1de897 of everything below this banner
+// content  sha256 6f5ab8aa72cece9c of everything below this banner
 // again    scanops generate cummax-f32-n4096-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -155,9 +155,8 @@ __device__ __forceinline__ State exchange_parts(Exchange exchange, const States&
 #include "headers/row_addresses.cuh"
 #include "headers/row_exchange.cuh"
 #include "headers/row_registers.cuh"
-#include "headers/row_loads.cuh"
+#include "headers/row_access.cuh"
 #include "headers/row_load.cuh"
-#include "headers/row_stores.cuh"
 #include "headers/row_scan.cuh"
 
 extern "C" __global__ void __launch_bounds__(kBlockThreads)

@@ -7,7 +7,7 @@
 // numbers  measured: block recurrence, vector loads of a row up to 2304, any GPU
 //          tuned: vectors; the others follow from the spec
 // target   sm_90
-// content  sha256 51ef2f7a0788e602 of everything below this banner
+// content  sha256 7d3c19e06c0ec3c9 of everything below this banner
 // again    scanops generate linear-f32-n4096-gate_f32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -157,9 +157,8 @@ __device__ __forceinline__ State exchange_parts(Exchange exchange, const States&
 #include "headers/row_addresses.cuh"
 #include "headers/row_exchange.cuh"
 #include "headers/row_registers.cuh"
-#include "headers/row_loads.cuh"
+#include "headers/row_access.cuh"
 #include "headers/row_load.cuh"
-#include "headers/row_stores.cuh"
 #include "headers/row_scan.cuh"
 
 extern "C" __global__ void __launch_bounds__(kBlockThreads)

@@ -7,7 +7,7 @@
 // numbers  measured: block full, vector loads of a row up to 512, any GPU
 //          tuned: vectors; the others follow from the spec
 // target   sm_90
-// content  sha256 d63817fa952bb728 of everything below this banner
+// content  sha256 81b208cfd1b35fd8 of everything below this banner
 // again    scanops generate prod-c64-n1000 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -135,9 +135,8 @@ __device__ __forceinline__ State exchange_parts(Exchange exchange, const States&
 #include "headers/rows_dense.cuh"
 #include "headers/row_addresses.cuh"
 #include "headers/row_registers.cuh"
-#include "headers/row_loads.cuh"
+#include "headers/row_access.cuh"
 #include "headers/row_load.cuh"
-#include "headers/row_stores.cuh"
 #include "headers/row_scan.cuh"
 
 extern "C" __global__ void __launch_bounds__(kBlockThreads)

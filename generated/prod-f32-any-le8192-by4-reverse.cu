@@ -7,7 +7,7 @@
 // numbers  measured: block any length, vector loads of the longest row up to 4200, any GPU
 //          tuned: vectors; the others follow from the spec
 // target   sm_90
-// content  sha256 a41f2eb46bee7700 of everything below this banner
+// content  sha256 7a54b12d9fa19e72 of everything below this banner
 // again    scanops generate prod-f32-any-le8192-by4-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -142,9 +142,8 @@ __device__ __forceinline__ State exchange_parts(Exchange exchange, const States&
 #include "headers/rows_dense.cuh"
 #include "headers/row_addresses.cuh"
 #include "headers/row_registers.cuh"
-#include "headers/row_loads.cuh"
+#include "headers/row_access.cuh"
 #include "headers/row_load.cuh"
-#include "headers/row_stores.cuh"
 #include "headers/row_scan.cuh"
 
 extern "C" __global__ void __launch_bounds__(kBlockThreads)

@@ -7,7 +7,7 @@
 // numbers  measured: persistent, bytes of an item of the output up to 4, any GPU
 //          tuned: threads, vectors, stages, ahead, blocks; the others follow from the spec
 // target   sm_90
-// content  sha256 1fa3ebff01397bd9 of everything below this banner
+// content  sha256 1843879bb98e5704 of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -156,9 +156,8 @@ __device__ __forceinline__ State exchange_parts(Exchange exchange, const States&
 #include "headers/rows_dense.cuh"
 #include "headers/row_addresses.cuh"
 #include "headers/row_ring.cuh"
-#include "headers/row_loads.cuh"
+#include "headers/row_access.cuh"
 #include "headers/row_copies.cuh"
-#include "headers/row_stores.cuh"
 #include "headers/row_scan.cuh"
 
 // ---- multistage ring of tiles in shared memory

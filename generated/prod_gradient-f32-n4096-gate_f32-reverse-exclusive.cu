@@ -7,7 +7,7 @@
 // numbers  measured: block masked, vector loads of a row up to 2304, any GPU
 //          tuned: vectors; the others follow from the spec
 // target   sm_90
-// content  sha256 ca30f78dfa7e4b00 of everything below this banner
+// content  sha256 266cc8a5e15e2337 of everything below this banner
 // again    scanops generate prod_gradient-f32-n4096-gate_f32-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -176,9 +176,8 @@ __device__ __forceinline__ State exchange_parts(Exchange exchange, const States&
 #include "headers/rows_dense.cuh"
 #include "headers/row_addresses.cuh"
 #include "headers/row_registers.cuh"
-#include "headers/row_loads.cuh"
+#include "headers/row_access.cuh"
 #include "headers/row_load.cuh"
-#include "headers/row_stores.cuh"
 #include "headers/row_scan.cuh"
 
 // ---- the forward scan: from the last item to the first, so that items, lanes and warps are in reverse order

@@ -7,7 +7,7 @@
 // numbers  measured: block half misaligned, vector loads of a row up to 288, any GPU
 //          tuned: vectors; the others follow from the spec
 // target   sm_90
-// content  sha256 1dcf0119ed374a4b of everything below this banner
+// content  sha256 44a09cd41d3fd58a of everything below this banner
 // again    scanops generate sum-bf16-n2048-mask_b8-reverse-unaligned --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -142,10 +142,9 @@ __device__ __forceinline__ State exchange_parts(Exchange exchange, const States&
 #include "headers/rows_dense.cuh"
 #include "headers/row_addresses.cuh"
 #include "headers/row_registers.cuh"
-#include "headers/row_loads.cuh"
+#include "headers/row_access.cuh"
 #include "headers/row_shifted.cuh"
 #include "headers/row_load.cuh"
-#include "headers/row_stores.cuh"
 #include "headers/row_scan.cuh"
 
 extern "C" __global__ void __launch_bounds__(kBlockThreads)

@@ -6,7 +6,7 @@
 //          a row of 64 items fits in 8 lanes, each with 1 vector load of 8 items
 // numbers  rule: warp
 // target   sm_90
-// content  sha256 65394c63d80ff1c0 of everything below this banner
+// content  sha256 1548d6c7e03263b7 of everything below this banner
 // again    scanops generate sum-f16-n64-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -134,9 +134,8 @@ __device__ __forceinline__ State exchange_parts(Exchange exchange, const States&
 #include "headers/rows_dense.cuh"
 #include "headers/row_addresses.cuh"
 #include "headers/row_registers.cuh"
-#include "headers/row_loads.cuh"
+#include "headers/row_access.cuh"
 #include "headers/row_load.cuh"
-#include "headers/row_stores.cuh"
 #include "headers/row_scan.cuh"
 
 extern "C" __global__ void __launch_bounds__(kBlockThreads)

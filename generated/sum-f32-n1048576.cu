@@ -7,7 +7,7 @@
 // numbers  measured: split, any GPU
 //          tuned: threads, vectors; the others follow from the spec
 // target   sm_90
-// content  sha256 72b6e9e411205f53 of everything below this banner
+// content  sha256 2e4064930858b239 of everything below this banner
 // again    scanops generate sum-f32-n1048576 --target sm_90 --lines 1
 
 #ifndef __CUDACC_RTC__
@@ -138,9 +138,8 @@ __device__ __forceinline__ State exchange_parts(Exchange exchange, const States&
 #include "headers/rows_dense.cuh"
 #include "headers/row_addresses.cuh"
 #include "headers/row_registers.cuh"
-#include "headers/row_loads.cuh"
+#include "headers/row_access.cuh"
 #include "headers/row_load.cuh"
-#include "headers/row_stores.cuh"
 #include "headers/row_scan.cuh"
 
 // Number of a tile among those of all rows. Where the length is an argument, the launcher refuses 2^31 tiles or more,

@@ -7,7 +7,7 @@
 // numbers  measured: persistent, bytes of an item of the output up to 4, any GPU
 //          tuned: threads, vectors, stages, ahead, blocks; the others follow from the spec
 // target   sm_90
-// content  sha256 976331813b4e95ec of everything below this banner
+// content  sha256 5042b31fdf39b3b7 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -181,9 +181,8 @@ __device__ __forceinline__ State exchange_parts(Exchange exchange, const States&
 #include "headers/row_addresses.cuh"
 #include "headers/row_exchange.cuh"
 #include "headers/row_ring.cuh"
-#include "headers/row_loads.cuh"
+#include "headers/row_access.cuh"
 #include "headers/row_copies.cuh"
-#include "headers/row_stores.cuh"
 #include "headers/row_scan.cuh"
 
 // ---- multistage ring of tiles in shared memory

@@ -7,7 +7,7 @@
 // numbers  measured: block misaligned, vector loads of a row up to 4096, any GPU
 //          tuned: vectors; the others follow from the spec
 // target   sm_90
-// content  sha256 28d3e965348771e1 of everything below this banner
+// content  sha256 c7bca2fe17c80ee7 of everything below this banner
 // again    scanops generate sum-f32-n4097 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -135,9 +135,8 @@ __device__ __forceinline__ State exchange_parts(Exchange exchange, const States&
 #include "headers/rows_dense.cuh"
 #include "headers/row_addresses.cuh"
 #include "headers/row_registers.cuh"
-#include "headers/row_loads.cuh"
+#include "headers/row_access.cuh"
 #include "headers/row_load.cuh"
-#include "headers/row_stores.cuh"
 #include "headers/row_scan.cuh"
 
 extern "C" __global__ void __launch_bounds__(kBlockThreads)

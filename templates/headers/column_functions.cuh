@@ -84,3 +84,7 @@ template <class Of>
 __device__ __forceinline__ bool is_quick(const Access<Of>& first, const Access<Of>& last) {
     return every_column([&](int c) { return is_quick(first.column[c], last.column[c]); });
 }
+
+// The state of line c of a thread.
+__device__ __forceinline__ State& line_state(States& s, int c) { return s.column[c]; }
+__device__ __forceinline__ const State& line_state(const States& s, int c) { return s.column[c]; }

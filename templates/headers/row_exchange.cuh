@@ -1,6 +1,5 @@
 // The lanes of a warp exchange vectors, so that the items of a lane are consecutive.
 #pragma once
-#include "headers/access_place.cuh"
 
 struct alignas(kExchangedBytes) Exchanged {  // a vector of any operand or output
     unsigned char bytes[kExchangedBytes];

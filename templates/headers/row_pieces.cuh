@@ -1,6 +1,5 @@
 // Outputs wider than inputs: the lanes of a warp exchange pieces of results, so that their stores are coalesced.
 #pragma once
-#include "headers/access_place.cuh"
 
 // Store the results of access j of a warp; `to`: where this lane's are.
 __device__ __forceinline__ void store_pieces(Output* to, const RowPart& part, int j, const Results& r,

@@ -1,6 +1,5 @@
 // Vectors of a row that are kept in the ring in shared memory.
 #pragma once
-#include "headers/access_place.cuh"
 #include "headers/copy_intrinsics.cuh"
 
 template <class To>

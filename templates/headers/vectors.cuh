@@ -12,3 +12,9 @@ struct alignas(count * sizeof(Item)) Vector {
 
 // Offset in memory to an item so many items further in scan order.
 __device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }
+
+// Place of a vector in shared memory: free of bank conflicts in order, and where each lane has `run` consecutive ones.
+template <int run>
+__device__ __forceinline__ int access_place(int number) {
+    return number ^ (number >> 3 & (run - 1));
+}
