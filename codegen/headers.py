@@ -11,9 +11,12 @@ import re
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import scanops.templates
-from scanops.codegen.strategies.base import Constant
+
+if TYPE_CHECKING:
+    from scanops.codegen.strategies.base import Constant
 
 FOLDER = Path(scanops.templates.__path__[0])  # where compilers find them, by names that begin with "headers/"
 _INCLUDE = re.compile(r'^#include "(headers/[\w/]+\.cuh)"\n', re.MULTILINE)
