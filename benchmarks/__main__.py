@@ -33,10 +33,7 @@ COMMANDS = {
     "instructions": "instructions per item of compiled kernels, by pipe",
     "accuracy": "error against float64, scanops and torch on the same data; writes docs/accuracy.md",
     "soak": "ten thousand repeats of each look-back kernel beside a busy GPU: same bits, no hang",
-    "distributed": "sharded scans on GPUs: every method beside one GPU and plain PyTorch; checks, faults, repeats",
-    "distributed_gloo": "sharded scans on gloo: every operator, variant and layout, random calls, faults",
-    "linked_plans": "plans of column kernels whose lines continue on other GPUs, timed on all of them",
-    "linked_kernels": "kernels of linked ranks, one after the other on one GPU, against that of one GPU",
+    "distributed": "sharded scans on GPUs: every method beside one GPU and plain PyTorch",
     "pack": "bytes of packs of one kernel for eight targets",
     "readme": "write the benchmark tables of README and docs from the committed results",
 }

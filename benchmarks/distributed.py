@@ -6,9 +6,7 @@ together. The baseline is one GPU that scans one shard, in the same process: a t
 GPUs together can be. Ranks meet after every call. Times are medians of the slowest rank. Each line of FILE is the JSON
 of one cell, written when it has been measured.
 
-``--checks`` compares values and gradients of random calls, CUDA graphs and refused calls in place of times,
-``--mismatches N`` lets one rank make another call than the others, ``--faults N`` kills ranks and lets them be absent,
-and ``--soak N`` repeats scans beside collectives on another stream (benchmarks/distributed_trials.py).
+``torchrun --nproc-per-node 2 -m benchmarks distributed --out FILE`` measures the same in the processes of torchrun.
 
 Where there are fewer GPUs than ranks, small shapes are measured by the same code: on one GPU by ranks that share it,
 over gloo and in two passes, and without a GPU by emulated kernels. Such times say nothing about several GPUs.
@@ -64,6 +62,7 @@ LARGE = 2**31  # bytes of a shard of operands beyond which only forward passes o
 FEW_ITEMS = 2**24  # of a shard up to which the host decides
 # NVLink multicast stays off, in every process.
 ENVIRONMENT = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+UNDER_TORCHRUN = "TORCHELASTIC_RUN_ID" in os.environ
 Row = dict[str, Any]
 
 
@@ -110,7 +109,8 @@ class Rank:
         own: dict[str, Any] = {"device_id": self.device} if self.backend == "nccl" else {}
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-        dist.init_process_group(self.backend, init_method=f"file://{folder}/meet", rank=self.rank,
+        meet = f"file://{folder}/meet" if folder else "env://"
+        dist.init_process_group(self.backend, init_method=meet, rank=self.rank,
                                 world_size=self.size, timeout=timedelta(seconds=timeout), **own)  # fmt: skip
 
     def write(self, **row: Any) -> None:
@@ -333,12 +333,25 @@ def measure_cells(rank: int, options: argparse.Namespace, folder: str) -> None:
     os._exit(0)
 
 
-def run_ranks(job: Callable[..., None], ranks: int, options: argparse.Namespace, seconds: float) -> str:
-    """Run ``job(rank, options, folder)`` in a process for each rank; return what went wrong, or nothing."""
+def run_ranks(job: Callable[..., None], options: argparse.Namespace) -> int:
+    """Run ``job(rank, options, folder)`` in a process for each rank; return 1 if something went wrong, and write what.
+
+    A process of torchrun is one of the ranks.
+    """
+    if UNDER_TORCHRUN:
+        job(int(os.environ["RANK"]), options, "")
+        return 0
+    wrong = _run_ranks(job, options, options.end - time.time() + 30)
+    if wrong:
+        write_row(options.out, {"wrong": wrong, "job": job.__name__})
+    return int(bool(wrong))
+
+
+def _run_ranks(job: Callable[..., None], options: argparse.Namespace, seconds: float) -> str:
     start: Any = torch.multiprocessing.start_processes  # type: ignore[attr-defined]
     end = time.time() + seconds
     with tempfile.TemporaryDirectory() as folder:
-        context = start(job, (options, folder), ranks, join=False)
+        context = start(job, (options, folder), options.ranks, join=False)
         try:
             while not context.join(timeout=0.5):
                 if time.time() > end:
@@ -353,38 +366,34 @@ def run_ranks(job: Callable[..., None], ranks: int, options: argparse.Namespace,
     return ""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the measurement and return its exit status."""
-    from benchmarks import distributed_trials as trials  # which imports this module
-
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks distributed", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--ranks", type=int, default=torch.cuda.device_count() or 2, help="processes, one for each GPU")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of every run on several ranks."""
+    ranks = int(os.environ["WORLD_SIZE"]) if UNDER_TORCHRUN else torch.cuda.device_count() or 2
+    parser.add_argument("--ranks", type=int, default=ranks, help="processes, one for each GPU")
     parser.add_argument("--out", type=Path, help="append a JSON line for each cell or trial to this file")
     parser.add_argument("--only", default="", help="cells whose name, operator and dtype hold this text")
     parser.add_argument("--seconds", type=float, default=240, help="how long the run takes, at most")
-    parser.add_argument("--checks", action="store_true", help="compare values and gradients instead")
-    parser.add_argument("--requests", type=int, default=10**6, metavar="N", help="random calls of --checks, at most")
-    parser.add_argument("--mismatches", type=int, default=0, metavar="N", help="let a rank make another call N times")
-    parser.add_argument("--faults", type=int, default=0, metavar="N", help="let ranks fail N times instead")
-    parser.add_argument("--soak", type=int, default=0, metavar="N", help="repeat scans N times instead")
-    options = parser.parse_args(arguments)
+
+
+def begin_run(options: argparse.Namespace) -> None:
+    """Set what all ranks inherit, and write on what the run is."""
     os.environ |= ENVIRONMENT
     options.end = time.time() + options.seconds
     options.reserve = 15.0 if torch.cuda.device_count() else 0.0  # seconds that the last cell may take
+    if UNDER_TORCHRUN and os.environ["RANK"] != "0":
+        return
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none: emulated kernels"
     write_row(options.out, {"gpu": gpu, "gpus": torch.cuda.device_count(), "ranks": options.ranks,
                             "torch": torch.__version__, "cuda": torch.version.cuda,
                             "date": datetime.date.today().isoformat()})  # fmt: skip
-    if options.faults:
-        return trials.count_faults(options)
-    jobs = [(options.checks, trials.run_checks), (options.mismatches, trials.make_mismatches),
-            (options.soak, trials.soak)]  # fmt: skip
-    chosen = [job for wanted, job in jobs if wanted] or [measure_cells]
-    for job in chosen:
-        wrong = run_ranks(job, options.ranks, options, options.end - time.time() + 10)
-        if wrong:
-            write_row(options.out, {"wrong": wrong, "job": job.__name__})
-            return 1
-    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the measurement and return its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks distributed", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    add_options(parser)
+    options = parser.parse_args(arguments)
+    begin_run(options)
+    return run_ranks(measure_cells, options)

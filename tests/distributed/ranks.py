@@ -19,9 +19,9 @@ from torch.utils.checkpoint import checkpoint
 import scanops
 import scanops.distributed as sd
 import scanops.nn
-from benchmarks.sharded_calls import LAYOUTS, OPERATORS, VARIANTS, WORLDS, Request, answer, difference, small_request
 from scanops.distributed.groups import Group
 from scanops.errors import PeerLost, PeerMismatch, UnsupportedRequest
+from tests.distributed.calls import LAYOUTS, OPERATORS, VARIANTS, WORLDS, Request, answer, difference, small_request
 from tests.distributed.kinds import every_kind, problems_before_the_exchange
 
 DTYPE = torch.float64

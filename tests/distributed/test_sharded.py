@@ -14,7 +14,8 @@ from hypothesis import strategies as some
 
 import scanops
 import scanops.distributed as sd
-from benchmarks.sharded_calls import (
+from scanops.errors import UnsupportedRequest
+from tests.distributed.calls import (
     LAYOUTS,
     OPERATORS,
     VARIANTS,
@@ -22,7 +23,6 @@ from benchmarks.sharded_calls import (
     Request,
     small_request,
 )
-from scanops.errors import UnsupportedRequest
 from tests.distributed.ranks import by_threads
 from tests.scripts import ROOT, ran
 
@@ -62,10 +62,10 @@ def test_processes(tmp_path: Path) -> None:
 def test_random_calls() -> None:
     """150 of all dtypes, layouts and keywords, on 1, 2, 3, 4 and 8 ranks of gloo.
 
-    ``python -m benchmarks distributed_gloo --filter fuzz --seed 2`` draws 10,000 others.
+    ``python -m tests.distributed.gloo_trials --filter fuzz --seed 2`` draws 10,000 others.
     """
-    words = ("distributed_gloo", "--filter", "fuzz", "--fuzz", 150, "--seed", 7)
-    said = ran(sys.executable, "-m", "benchmarks", *words, PYTHONPATH=str(ROOT)).stdout
+    words = ("--filter", "fuzz", "--fuzz", 150, "--seed", 7)
+    said = ran(sys.executable, "-m", "tests.distributed.gloo_trials", *words, PYTHONPATH=str(ROOT)).stdout
     assert said.endswith("1 parts, wrong: none\n") and "'calls': 150," in said, said
 
 

@@ -12,7 +12,6 @@ import torch
 
 import scanops
 import scanops.distributed as sd
-from benchmarks.sharded_calls import answer, difference, small_request
 from scanops.codegen.spec import ScanSpec
 from scanops.distributed import exchange, shards
 from scanops.distributed.exchange import Exchange
@@ -22,6 +21,7 @@ from scanops.requests.call import Call
 from scanops.requests.request import Inputs
 from scanops.runtime import call_cache, native
 from scanops.runtime.launcher import Launcher
+from tests.distributed.calls import answer, difference, small_request
 from tests.distributed.ranks import CALLS, Meeting, Seat, Threads, whole
 
 RANKS = 2

@@ -1,4 +1,9 @@
-"""Trials of ``python -m benchmarks distributed``: right values, calls that differ, faults and repeats.
+"""Trials of sharded scans on the GPUs of one host, or emulated: right values, calls that differ, faults and repeats.
+
+    python -m tests.distributed.gpu_trials --checks          # values and gradients of random calls, errors, CUDA graphs
+    python -m tests.distributed.gpu_trials --mismatches 50   # a rank makes another call than the others
+    python -m tests.distributed.gpu_trials --faults 30       # a rank is killed, or stops calling
+    python -m tests.distributed.gpu_trials --soak 10000      # equal calls beside collectives on another stream
 
 Each trial is one line of JSON, written when it has ended. A rank whose result is wrong ends with a traceback, and the
 command with status 1.
@@ -14,7 +19,7 @@ import random
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,12 +29,10 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 import scanops
-from benchmarks.distributed import Rank, write_row
-from benchmarks.sharded_calls import answer, difference, random_request, sd
+from benchmarks.distributed import Rank, add_options, begin_run, run_ranks, write_row
 from scanops.distributed import links
 from scanops.errors import PeerLost, PeerMismatch, UnsupportedRequest
-
-__all__ = ["count_faults", "make_mismatches", "run_checks", "soak"]
+from tests.distributed.calls import answer, difference, random_request, sd
 
 CHECK_SECONDS = 45.0  # of random requests
 COMPARED = 50  # repeats, of which one result is compared
@@ -345,3 +348,28 @@ def _run_fault(ranks: int, kind: str, victim: int, moment: float) -> dict[str, A
             process.kill()
         said = {path.name: path.read_text() for path in sorted(Path(folder).glob("rank*"))}
     return {"fault": kind, "victim": victim, "moment": round(moment, 2), "hung": len(hung), "ended": said}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the trials that the options name, and return 1 where something is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.distributed.gpu_trials",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
+    add_options(parser)
+    parser.add_argument("--checks", action="store_true", help="compare values and gradients")
+    parser.add_argument("--requests", type=int, default=10**6, metavar="N", help="random calls of --checks, at most")
+    parser.add_argument("--mismatches", type=int, default=0, metavar="N", help="let a rank make another call N times")
+    parser.add_argument("--faults", type=int, default=0, metavar="N", help="let ranks fail N times")
+    parser.add_argument("--soak", type=int, default=0, metavar="N", help="repeat scans N times")
+    options = parser.parse_args(arguments)
+    begin_run(options)
+    if options.faults:
+        return count_faults(options)
+    jobs = ((options.checks, run_checks), (options.mismatches, make_mismatches), (options.soak, soak))
+    return max([run_ranks(job, options) for wanted, job in jobs if wanted], default=0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

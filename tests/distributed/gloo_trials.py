@@ -33,8 +33,8 @@ import torch.distributed as dist
 
 import scanops
 from benchmarks.common import Row, parser, write
-from benchmarks.sharded_calls import WORLDS, answer, difference, every_request, random_request, sd
 from scanops.errors import PeerLost, UnsupportedRequest
+from tests.distributed.calls import WORLDS, answer, difference, every_request, random_request, sd
 
 TIMEOUT, RANKS = 2.0, 4
 LONG = 60.0  # seconds that a rank waits for others where none is late
@@ -261,3 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bad += [name for name, row in found.items() if row.get("typed", 0) < row.get("survivors", 0)]
     print(f"{len(found)} parts, wrong: {', '.join(bad) or 'none'}")
     return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
