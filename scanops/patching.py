@@ -10,7 +10,7 @@ derivative formulas, batching rules. Operators that write to a tensor of the cal
 torch's autograd checks leaves and versions before it gets there.
 
 Over each of these kernels lies one in C++ (``runtime/native/source/patch.h``), where the C++ call path is loaded. It
-launches what it has learnt and leaves small scans to torch, both without Python.
+launches what is registered and leaves small scans to torch, both without Python.
 """
 
 from __future__ import annotations

@@ -169,14 +169,14 @@ class CallFields {
 };
 
 // Append an operand. Its set of dispatch keys tells lazily negated or conjugated views, subclasses, transforms' wrappers
-// and layouts apart; only what Python found fit was ever learnt.
+// and layouts apart; only what Python found fit is ever registered.
 inline void append_operand(Key& key, const at::Tensor& tensor) {
     if (!tensor.defined()) {
         key.push_back(0);
         return;
     }
     key.push_back(static_cast<int64_t>(tensor.key_set().raw_repr()));
-    if (!tensor.has_storage() || tensor.is_nested()) {  // sparse, batched, nested: never learnt, no address or sizes
+    if (!tensor.has_storage() || tensor.is_nested()) {  // sparse, batched, nested: never registered, no address or sizes
         key.push_back(-1);
         return;
     }

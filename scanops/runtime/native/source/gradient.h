@@ -179,7 +179,7 @@ class ScanBackward : public torch::autograd::Node {
         return true;
     }
 
-    // What no kernel was learnt for yet, and what is to be differentiated again.
+    // What no kernels are registered for yet, and what is to be differentiated again.
     static void by_python(
         const Adjoint& adjoint, PyObject* policy, PyObject* noted, const Operands& given, const at::Tensor& entered,
         torch::autograd::variable_list& found) {

@@ -29,7 +29,7 @@ struct Small {
     }
 };
 
-// A kernel of an operator (x, dim, ...). A small scan is left to torch's kernel, a functional scan that was learnt is
+// A kernel of an operator (x, dim, ...). A small scan is left to torch's kernel, a functional scan that is registered is
 // launched, and all else goes to `python`, which is scanops.patching's.
 class PatchedKernel : public c10::OperatorKernel {
  public:
@@ -63,7 +63,7 @@ class PatchedKernel : public c10::OperatorKernel {
                 return;
             }
             Results results;
-            if (is_functional_ && launch_learnt(x, dim, *stack, results)) {
+            if (is_functional_ && launch_registered(x, dim, *stack, results)) {
                 torch::jit::drop(*stack, count_);
                 for (auto& each : results) stack->emplace_back(std::move(each));
                 return;
@@ -81,7 +81,7 @@ class PatchedKernel : public c10::OperatorKernel {
         return has_memory && !x.unsafeGetTensorImpl()->is_python_dispatch();
     }
 
-    bool launch_learnt(const at::Tensor& x, int64_t dim, const torch::jit::Stack& stack, Results& results) const {
+    bool launch_registered(const at::Tensor& x, int64_t dim, const torch::jit::Stack& stack, Results& results) const {
         CallFields call = call_;
         call.set(kDim, {Type::kNumber, dim});
         if (has_dtype_) {
