@@ -21,7 +21,7 @@ from tests.numbers import matrix, oracle
 from tests.numbers.covering import met_by
 from tests.numbers.matrix import AXES, Cell
 
-ON_A_GPU = int(os.environ.get("SCANOPS_MATRIX", "1600"))  # nvcc takes some 1.2 s a kernel: 2 minutes of 16 cores
+ON_A_GPU = int(os.environ.get("SCANOPS_MATRIX", "1600"))
 SMALL = 20_000  # items that PyTorch's operators scan fast
 
 
