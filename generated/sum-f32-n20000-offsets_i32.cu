@@ -7,7 +7,7 @@
 // numbers  measured: persistent, bytes of an item of the output up to 4, any GPU
 //          tuned: threads, vectors, stages, ahead, blocks; the others follow from the spec
 // target   sm_90
-// content  sha256 5042b31fdf39b3b7 of everything below this banner
+// content  sha256 290f52015e361529 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -106,6 +106,13 @@ __device__ __forceinline__ Output output_of(State state) {
 
 typedef unsigned Begins;  // a bit for each of a thread's items
 
+// Whether bit k is set. Where single bits take more predicates than there are, ptxas of CUDA 13.0 tests one that another
+// bit has since been loaded into (R2P), or adds a lane's total where a segment begins and not where none does (PLOP3).
+// Neither is seen where bytes are compared.
+__device__ __forceinline__ bool begins_at(Begins starts, int k) {
+    return __vsetltu4(0u, (unsigned)(starts >> (k & ~7)) & 1u << (k & 7)) != 0;
+}
+
 #include "headers/segment_starts.cuh"
 #include "headers/segment_offsets.cuh"
 #include "headers/memory.cuh"
@@ -158,7 +165,7 @@ __device__ __forceinline__ Items lift_items(const Accesses& a, int j, const Item
 #pragma unroll
     for (int k = 0; k < kRunItems; ++k) {
         const int access = (j * kRunItems + k) / kItemsPerLoad, place = place_of(k % kItemsPerLoad, kItemsPerLoad);
-        s.item[k] = element(a.x[access].item[place], at.starts >> place_of(k, kRunItems) & 1);
+        s.item[k] = element(a.x[access].item[place], begins_at(at.starts, place_of(k, kRunItems)));
     }
     return s;
 }
