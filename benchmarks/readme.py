@@ -101,7 +101,8 @@ def random_tables() -> list[str]:
         found = lines_of(path.stem)
         timed = [row for row in found if "fraction" in row]
         seeds = ", ".join(str(seed) for seed in sorted({row["seed"] for row in found}))
-        wrong = f"{len(found) - len(timed)} are wrong or failed" if len(timed) < len(found) else "all results are right"
+        failed = len(found) - len(timed)
+        wrong = f"{failed} {'is' if failed == 1 else 'are'} wrong or failed" if failed else "all results are right"
         file = path.relative_to(ROOT)
         rows = [
             [

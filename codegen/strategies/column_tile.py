@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scanops.codegen.fragments import fragments
+from scanops.codegen.fragments import INT_BYTES, fragments
 from scanops.codegen.layouts import ADJACENT, STEP
 from scanops.codegen.lines import LINE_BYTES
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
@@ -150,6 +150,7 @@ NARROW_BYTES = 288  # bytes of states per thread
 # flags in float16, 8815 x 8192, have 0.13 with 8 columns a thread, 0.45 with 2; short recurrences in bfloat16,
 # 11520 x 32 x 512, 0.75 with 8 columns, 0.97 with 2 (H200).
 ROW_STATE_BYTES, SHORT_STATE_BYTES = 32, 24
+LIGHT_COLUMNS = 4  # of a thread, for which light states leave registers
 
 
 def are_neighbours(spec: ScanSpec) -> bool:
@@ -171,6 +172,11 @@ def fit_width(spec: ScanSpec, row_state_bytes: int = ROW_STATE_BYTES) -> int:
     while width > 1 and width * held > row_state_bytes:
         width //= 2
     return width
+
+
+def is_light(spec: ScanSpec) -> bool:
+    """Whether a thread holds the state of an item in one register."""
+    return fragments(spec).held_bytes <= INT_BYTES
 
 
 def fit_rows(spec: ScanSpec, vector: int, most: int, state_bytes: int) -> int:

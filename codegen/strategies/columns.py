@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from scanops.codegen.fragments import INT_BYTES, fragments
+from scanops.codegen.fragments import INT_BYTES
 from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.lines import COLUMN_LENGTH
 from scanops.codegen.shapes import Shape, find_shape
@@ -49,7 +49,6 @@ FEW_THREADS, FEW_TILES = 512, 16  # of a block; column tiles of a batch, at leas
 LANES = 16  # 256 bytes a row: 1 x 32768 x 8192 by a loop has 0.92, with 8 lanes 0.83
 SHORT = 1024  # rows; a longer loop has one more tile in flight
 ONE_TILE = 256  # rows; 2048 x 256 x 512 is a tile of registers
-LIGHT_COLUMNS = 4  # of a thread; where states leave registers for as many, lanes of narrow columns exchange rows
 # Of a thread that reads through shared memory, by one block a multiprocessor; rows that it has at least. Gradients of a
 # gate's sum in float16, 50 x 4832 x 128, have 0.79 with 6 rows of 4 columns, 0.45 with 2 rows.
 STATE_BYTES, STAGED_ROWS = 384, 6
@@ -71,8 +70,8 @@ def plan(key: KernelKey) -> ColumnsPlan:
     spec, target = key.spec, key.architecture
     if key.is_few and spec.capacity <= COLUMN_LENGTH and column_tile.are_neighbours(spec):
         return _few(spec, target)
-    light = column_tile.fit_width(spec) >= min(column_tile.column_width(spec), LIGHT_COLUMNS)
-    if column_tile.is_narrow(spec, target) and (light or not spec.aligned):
+    leaves_registers = column_tile.fit_width(spec) >= min(column_tile.column_width(spec), column_tile.LIGHT_COLUMNS)
+    if column_tile.is_narrow(spec, target) and (leaves_registers or not spec.aligned):  # lanes exchange rows
         return _narrow(spec, target)
     vector = column_tile.column_width(spec)
     shape = find_shape("columns pair", spec.out.bytes)
@@ -117,7 +116,7 @@ def plan(key: KernelKey) -> ColumnsPlan:
         items = min(
             items, column_tile.WIDE_ROW_BYTES // max(spec.input.bytes, spec.out.bytes)
         )  # complex128: 16 rows spill
-    elif spec.capacity > ONE_TILE and fragments(spec).held_bytes > INT_BYTES:
+    elif spec.capacity > ONE_TILE and not column_tile.is_light(spec):
         items = column_tile.fit_rows(spec, vector, column_tile.ROWS, LOOP_STATE_BYTES)
     elif spec.capacity > ONE_TILE:
         items = max(1, items // 2)  # the next tile waits in registers meanwhile
@@ -140,8 +139,8 @@ def _is_short(spec: ScanSpec, target: Target) -> bool:
         computes = bool(spec.fusion) or bool(spec.operator.own)
         copies = column_tile.can_stage(spec, target, column_tile.column_width(spec))
         return spec.capacity <= SHORT and (computes or not copies) and not column_tile.is_costly(spec)
-    is_light = fragments(spec).held_bytes <= INT_BYTES and not spec.fusion and column_tile.column_width(spec) > 1
-    return not (is_light and spec.out.bytes < INT_BYTES)
+    light = column_tile.is_light(spec) and not spec.fusion and column_tile.column_width(spec) > 1
+    return not (light and spec.out.bytes < INT_BYTES)
 
 
 def _short(spec: ScanSpec, target: Target) -> ColumnsPlan:

@@ -84,7 +84,7 @@ STRIDED_COLUMNS, STRIDED_STATE = 4, 8
 # Few columns of greater states: the gradient of cummax in bfloat16, 1 x 43321 x 65, has 0.62 in tiles of 16 columns and
 # 24 rows a thread, 0.25 in tiles of 32 and 6 rows; flags of steps, 3 x 31384 x 65, 0.33 in groups of 8 tiles, 0.25 of
 # 32.
-MOST_ROWS, STATE_BYTES, HEAVY_GROUP, LIGHT_VECTOR = 24, 288, 8, 4
+MOST_ROWS, STATE_BYTES, HEAVY_GROUP = 24, 288, 8
 STRIDED_LANES = 32  # when inner is odd: 64 x 4096 x 1001 has 0.83, 16 lanes 0.71, a column a lane 0.54
 # splits a column tile further: fewer totals per byte. 1 x 4194304 x 64: 0.80, in one column tile 0.77
 ONE_TILE_LANES = 8
@@ -200,9 +200,9 @@ def _plan(key: KernelKey) -> ColumnsLookbackPlan:
         and column_tile.can_stage(spec, target, GRADIENT_WIDTH)
     ):
         return _of_gradients(spec, target)
-    heavy, narrow = fragments(spec).held_bytes > INT_BYTES, column_tile.is_narrow(spec, target)
+    light, narrow = column_tile.is_light(spec), column_tile.is_narrow(spec, target)
     strided = not narrow and vector < spec.access_items and column_tile.are_neighbours(spec)
-    if heavy and not narrow and not spec.operator.costly:
+    if not (light or narrow or spec.operator.costly):
         vector = column_tile.fit_width(spec)
         strided = strided and vector == 1 and fragments(spec).held_bytes <= STRIDED_STATE
         vector = 2 if strided else vector
@@ -220,7 +220,9 @@ def _plan(key: KernelKey) -> ColumnsLookbackPlan:
     threads, items, blocks = THREADS, column_tile.register_rows(spec, vector, strided_columns=strided, few=few), BLOCKS
     lanes = STRIDED_LANES if strided else LANES
     group, stretch = (GROUP, STRETCH) if few else (1, 1)
-    if few and heavy and not narrow and vector < LIGHT_VECTOR:  # longer tiles of fewer columns make shorter chains
+    if (
+        few and not (light or narrow) and vector < column_tile.LIGHT_COLUMNS
+    ):  # longer tiles of fewer columns make shorter chains
         items, lanes, group = column_tile.fit_rows(spec, vector, MOST_ROWS, STATE_BYTES), LANES, HEAVY_GROUP
     is_one_tile = few and not strided and spec.inner <= LANES * vector
     if is_one_tile:

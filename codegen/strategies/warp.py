@@ -28,7 +28,9 @@ LINES_FROM = 300  # items; longer rows keep to boundaries of 128 bytes: 383 has 
 MAX_VECTORS, HALF_MAX_VECTORS = 5, 3  # accesses per lane; 1024 bfloat16 has 0.988 with 4, 1.00 as a block of 64 threads
 LANES_UP_TO = 128  # misaligned rows use narrower accesses up to this length, and a whole warp beyond
 
-THREE = 3  # accesses a lane; recurrences of 248293 x 48, a gate for each line: 1.07 by 4 lanes, 0.88 by 12 of 16 (H200)
+# Where a row's accesses are three times a power of two, a quarter of the lanes that hold one each would be idle.
+# Recurrences of 248293 x 48, a gate for each line: 1.07 by 4 lanes with 3 accesses, 0.88 by 12 of 16 lanes (H200).
+FULL_ACCESSES, FEWEST_LANES = 3, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +92,9 @@ def _shape(spec: ScanSpec) -> tuple[int, int, int, int]:
         return items, WARP, ceil_div(length + boundary - 1, WARP * items), boundary
     accesses = ceil_div(length, items)
     lanes = min(WARP, power_of_two_above(accesses))
-    if THREE * 4 <= accesses == THREE * lanes // 4 and not spec.takes_length:
-        lanes //= 4  # no idle lanes
+    full = lanes // 4  # lanes, none of which is idle
+    if full >= FEWEST_LANES and accesses == FULL_ACCESSES * full and not spec.takes_length:
+        lanes = full
     return items, lanes, ceil_div(length, lanes * items), 0
 
 

@@ -161,7 +161,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "", size: int
 
 
 UNLISTED = [
-    *(member(name, size=3) for name in ("../escaped", "/tmp/escaped", "a/../../escaped", "unlisted.so", PACK)),
+    *(member(name, size=3) for name in ("../escaped", "/escaped", "a/../../escaped", "unlisted.so", PACK)),
     *(member("link", kind, target) for kind, target in ((tarfile.SYMTYPE, "/etc"), (tarfile.LNKTYPE, PACK))),
     *(member("special", kind) for kind in (tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.DIRTYPE)),
     member(SIGNATURE, size=65),
@@ -198,9 +198,7 @@ def damaged(data: bytes, contents: bytes, draw: random.Random) -> bytes:
     elif kind == 3:  # in a header, whose checksum is right: name, size, type, prefix
         header = draw.choice([at for at in range(0, len(tar), 512) if tar[at + 257 : at + 262] == b"ustar"])
         field, size = draw.choice(((0, 100), (0, 8), (124, 12), (156, 1), (345, 155)))
-        text = draw.choice(
-            (b"\0", b"7" * 11, b"../x", b"/tmp/x", b"L", b"x", b"S", b"1", b"2", b"5", draw.randbytes(9))
-        )
+        text = draw.choice((b"\0", b"7" * 11, b"../x", b"/x", b"L", b"x", b"S", b"1", b"2", b"5", draw.randbytes(9)))
         tar[header + field : header + field + size] = text[:size].ljust(size, b"\0")
         tar[header + 148 : header + 156] = b" " * 8
         tar[header + 148 : header + 156] = b"%06o\0 " % sum(tar[header : header + 512])
@@ -227,7 +225,7 @@ def test_damaged_archives_are_refused_or_give_the_same_pack(pack: Path, tmp_path
     file.parent.mkdir()
     write(pack, file)
     data = file.read_bytes()
-    was_there = Path("/tmp/x").exists()  # a path that damaged members name
+    was_there = Path("/x").exists()  # a path that damaged members name
     tar, draw, outcomes = lzma.decompress(data).rstrip(b"\0"), random.Random(1), Counter[str]()
     expected = {path: (pack / path).read_bytes() for path in (*files_of(contents), *dict(following(contents)))}
     for _ in range(500):
@@ -242,7 +240,7 @@ def test_damaged_archives_are_refused_or_give_the_same_pack(pack: Path, tmp_path
             assert found != contents or all((place / path).read_bytes() == expected[path] for path in expected)
             shutil.rmtree(place)
         assert [path.name for path in file.parent.iterdir()] == [file.name]
-    assert Path("/tmp/x").exists() == was_there and not (tmp_path / "x").exists()
+    assert Path("/x").exists() == was_there and not (tmp_path / "x").exists()
     assert outcomes.total() == 500 and outcomes[""] < 60 and len(outcomes) > 4, outcomes
 
 
