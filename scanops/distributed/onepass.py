@@ -28,7 +28,7 @@ from scanops.distributed.links import CarryIn, Link
 from scanops.distributed.prepared import Prepared
 from scanops.errors import UnsupportedRequest
 from scanops.ops.node import backward_pass
-from scanops.ops.saved import saved_mask
+from scanops.ops.saved import compares_rounded_results, saved_mask
 from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT, line_shape
 from scanops.requests.request import Inputs, Needs, RequestKind, Tensors, check_request
@@ -180,6 +180,7 @@ class OnePass:
         self._keeps = saved_mask(kind, self._needs)
         gradient = kind.request.operator.gradient
         reads_before = gradient is not None and gradient.saved == "before" and saved_mask(kind, self._own_needs)[4]
+        reads_before = reads_before or (any(self._own_needs) and compares_rounded_results(kind))
         is_entered = link.find_neighbours(self._call.reverse)[0] is not None
         self._reads_entered = reads_before and is_entered  # whether the backward pass does read what comes from a rank
         self._entered: CarryIn | None = None

@@ -15,7 +15,13 @@ from scanops.codegen.derivatives import Gradient
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operator import Operator
 from scanops.codegen.operators.recurrences import LATEST
-from scanops.ops.saved import SavedForward, finds_results_in_tiles, multiply_conjugate, supports
+from scanops.ops.saved import (
+    SavedForward,
+    compares_rounded_results,
+    finds_results_in_tiles,
+    multiply_conjugate,
+    supports,
+)
 from scanops.requests.geometry import ALIGNMENT, line_shape
 from scanops.requests.request import Inputs, Request, Tensors
 from scanops.runtime.call_cache import run
@@ -80,8 +86,11 @@ def _read_gate(forward: SavedForward, gradient: Gradient, tape: Tape) -> torch.T
         return forward.tensors.gate if gradient.gate else None
     x, mask = forward.tensors.x, forward.tensors.mask
     assert x is not None
-    term = tape.apply(multiply_conjugate, x, mask) if forward.weighted else x
-    return _convert(term, forward.kind.request.dtype, tape)
+    request = forward.kind.request
+    # As forward kernels do, which round no product to a half type.
+    wide = _convert(x, torch.promote_types(x.dtype, request.carry_dtype), tape) if forward.weighted else x
+    term = tape.apply(multiply_conjugate, wide, mask) if forward.weighted else x
+    return _convert(term, request.carry_dtype if compares_rounded_results(forward.kind) else request.dtype, tape)
 
 
 def _read_results(
@@ -96,7 +105,9 @@ def _read_results(
     if gradient.saved == "before":  # the result of an exclusive scan is the result before each item
         saved = tensors.y if request.call.exclusive and row.saved else None
     elif gradient.saved == "y":
-        saved = tensors.y
+        saved = _unrounded_results(forward, tape) if compares_rounded_results(forward.kind) else tensors.y
+        if saved is None:
+            return None
     inputs = inputs._replace(saved=saved)
     if not row.saved or saved is not None:
         return inputs, False
@@ -163,6 +174,15 @@ def _results_before(forward: SavedForward, tape: Tape) -> torch.Tensor | None:
             ),
         )
     results = _run_scan(replace(request, call=call, inputs=inputs), tape)
+    return None if results is None else results[0]
+
+
+def _unrounded_results(forward: SavedForward, tape: Tape) -> torch.Tensor | None:
+    """The results in the dtype of the carries, from the forward scan; None where there is no kernel."""
+    request, x = forward.kind.request, forward.tensors.x
+    assert x is not None
+    call = replace(request.call, dtype=request.carry_dtype, accumulate=None, final=False, link=None)
+    results = _run_scan(replace(request, call=call, inputs=forward.forward_inputs(x)), tape)
     return None if results is None else results[0]
 
 

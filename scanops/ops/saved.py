@@ -114,8 +114,22 @@ def _list_saved(kind: RequestKind, needs: Needs) -> set[str]:
 def _reads_results(gradient: Gradient, kind: RequestKind, *, gates: bool) -> bool:
     """Whether the kernel of a gradient reads the results of the forward scan."""
     if gradient.saved != "before":
-        return gradient.saved == "y"
+        return gradient.saved == "y" and not compares_rounded_results(kind)
     return gates if gradient.of_terms is not None else not finds_results_in_tiles(gradient, kind)
+
+
+def compares_rounded_results(kind: RequestKind) -> bool:
+    """Whether a gradient that compares items with results has to find those before they were rounded to their dtype.
+
+    Results are one of the items or the carry-in: they are as exact if those have the results' dtype.
+    """
+    request, (x, mask, _, initial) = kind.request, kind.shapes[:4]
+    if not request.operator.ordered or request.dtype == request.carry_dtype:
+        return False
+    assert x is not None
+    is_weighted = mask is not None and mask[1] != torch.bool
+    is_carried = initial is not None or request.call.start is not None or request.call.link is not None
+    return is_weighted or is_carried or x[1] != request.dtype
 
 
 def finds_results_in_tiles(gradient: Gradient, kind: RequestKind) -> bool:

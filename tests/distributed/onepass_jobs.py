@@ -278,6 +278,29 @@ def other_calls(rank: int) -> None:
         sd.cumsum(x, 1, method="onepass")
 
 
+def carries_that_results_round(rank: int) -> None:
+    """The greatest item so far may be a carry-in that the results' dtype does not hold, from here or another rank."""
+    generator = torch.Generator().manual_seed(5)
+    whole = (1 + torch.randint(0, 3, (4, 24), generator=generator) / 128).bfloat16()
+    weights = torch.randn(whole.shape, generator=generator).bfloat16()
+    initial = torch.tensor([1.002, 1.009, 1.017, 0.5])
+    for method in ("onepass", "twopass"):
+        for exclusive in (False, True):
+            found = []
+            for module, cut, more in ((sd, True, {"method": method}), (scanops, False, {})):
+                x, w = ((each.chunk(3, 1)[rank] if cut else each).contiguous() for each in (whole, weights))
+                x, h = x.requires_grad_(), initial.clone().requires_grad_()
+                for _ in range(3):
+                    with scanops.emulate():
+                        y = module.scan(x, "max", 1, initial=h, exclusive=exclusive, **more)
+                        of_x, of_h = torch.autograd.grad(y, (x, h), w)
+                if cut:
+                    dist.all_reduce(of_h)
+                found.append((of_x if cut else of_x.chunk(3, 1)[rank], of_h))
+            torch.testing.assert_close(*found, rtol=1e-2, atol=1e-2)
+    dist.barrier()
+
+
 def launches_that_are_counted_elsewhere(rank: int) -> None:
     """Scans of one GPU and of other groups use the same stream, and may be counted by the same numbers.
 

@@ -80,6 +80,7 @@ def test_calls_that_cpp_serves(ranks: Ranks, case: Case) -> None:
     [
         jobs.derivatives_of_served_calls,
         jobs.other_calls,
+        jobs.carries_that_results_round,
         jobs.launches_that_are_counted_elsewhere,
         jobs.memory_that_grows,
         jobs.notes_of_many_calls,

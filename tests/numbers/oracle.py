@@ -384,8 +384,8 @@ STEPS: dict[str, tuple[float, Callable[..., torch.Tensor]]] = {
     "sum": (0.0, lambda h, x: h + x),
     "prod": (1.0, lambda h, x: h * x),
     "logcumsumexp": (-math.inf, lambda h, x: (h.exp() + x.exp()).log()),
-    "max": (-math.inf, torch.maximum),
-    "min": (math.inf, torch.minimum),
+    "max": (-math.inf, lambda h, x: torch.where((x >= h) | x.isnan(), x, h)),  # the newest of equal items
+    "min": (math.inf, lambda h, x: torch.where((x <= h) | x.isnan(), x, h)),
     "cummax": (-math.inf, torch.maximum),
     "cummin": (math.inf, torch.minimum),
     "linear": (0.0, lambda h, x, a: a * h + x),

@@ -184,6 +184,43 @@ def test_extremes_of_segments_in_several_tiles(op: str, shape: tuple[int, int], 
     assert_close(grad(y, item, weights.to(device))[0].cpu(), expected)
 
 
+STEPPED, PARTS = 1 + torch.arange(120).view(3, 40) * 7 % 3 / 128, torch.arange(120).view(3, 40) * 37 % 64 / 64
+BETWEEN = torch.tensor([1.002, 1.01, 0.5])  # not numbers of bfloat16
+# Items, and options that have results of fewer digits than what is compared.
+ROUNDED: dict[str, tuple[torch.Tensor, dict[str, Any]]] = {
+    "carry": (STEPPED.bfloat16(), {"initial": BETWEEN}),
+    "number": (STEPPED.bfloat16(), {"initial": 1.01}),
+    "items": (STEPPED + PARTS / 512, {"dtype": torch.bfloat16}),
+    "accumulator": (
+        STEPPED.double() + PARTS.double() / 2**30,
+        {"dtype": torch.float32, "accumulate": torch.float64},
+    ),
+    "weights": (STEPPED.bfloat16(), {"mask": (1 + PARTS / 32).bfloat16()}),
+    "weights of wide results": (STEPPED.bfloat16(), {"mask": (1 + PARTS / 32).bfloat16(), "dtype": torch.float32}),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"exclusive": True}, {"reverse": True}, {"complete": True}], ids=str)
+@pytest.mark.parametrize("role", ROUNDED)
+@pytest.mark.parametrize("op", ["max", "min"])
+def test_extremes_that_rounding_makes_equal(op: str, role: str, options: dict[str, bool], device: str) -> None:
+    """The gradient of a result belongs to the item or carry-in that it is, though its dtype holds neither of two."""
+    x, narrow = ROUNDED[role]
+    weights = torch.randn(3, 40 + ("complete" in options), generator=torch.Generator().manual_seed(6)).bfloat16()
+
+    def differentiate(scan: Callable[..., torch.Tensor], x: torch.Tensor, given: dict[str, Any]) -> list[torch.Tensor]:
+        leaves = {"x": x.detach().requires_grad_()}
+        leaves |= {name: each.detach().requires_grad_() for name, each in given.items() if torch.is_tensor(each)}
+        y = scan(**given | leaves, **options)
+        return [each.cpu().double() for each in grad(y, tuple(leaves.values()), weights.to(y))]
+
+    given = {name: each.to(device) if torch.is_tensor(each) else each for name, each in narrow.items()}
+    wide = {name: torch.as_tensor(each).double() for name, each in narrow.items() if name in ("initial", "mask")}
+    found = differentiate(lambda x, **more: scanops.scan(x, op, 1, **more), x.to(device), given)
+    expected = differentiate(lambda x, **more: walked(op, x, **more)[0], x.double(), wide)
+    assert_close(found, expected[: len(found)], rtol=1e-2, atol=5e-2)
+
+
 def test_logarithms_of_equal_terms(device: str) -> None:
     """Each of two equal terms has half of the gradient; a carry-in of nothing has none."""
     x = torch.zeros(2, 4, dtype=torch.float64, device=device, requires_grad=True)
