@@ -3,12 +3,11 @@
 
 // The prefix before item k in its segment, where `last` is the state before it in its line.
 template <class States, class Items>
-__device__ __forceinline__ const States& state_before([[maybe_unused]] int k, const States& last,
-                                                      [[maybe_unused]] const Items& s) {
+__device__ __forceinline__ States state_before([[maybe_unused]] int k, const States& last,
+                                               [[maybe_unused]] const Items& s) {
     if constexpr (kResumes)
-        return begins(s, k) ? s.start[k] : last;
-    else
-        return last;
+        if (begins(s, k)) return s.start[k];
+    return last;
 }
 
 // The state of the result of item k, where totals made by extend are right.

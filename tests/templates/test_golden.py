@@ -289,6 +289,24 @@ def test_nvrtc_takes_names_that_only_headers_declare(monkeypatch: pytest.MonkeyP
     assert source.count("#ifdef __CUDACC_RTC__") == 1 and "INT_MAX" not in generate(ScanSpec.parse("sum-f32-n64"))
 
 
+CARRIES = "offsets_i32-reverse-exclusive-initial-final-per_segment"
+
+
+@pytest.mark.parametrize("size", ["n60", "n1000", "n4097", "n40000", "n131072", "any-le1073741824", "n1000-inner24"])
+def test_no_state_is_indexed_in_memory(size: str, nvcc: CudaToolkit, tmp_path: Path) -> None:
+    """Every loop over a thread's states is unrolled.
+
+    Otherwise they lie in local memory, and behind a loop that stores them NVVM of CUDA 13.0 reads some from before it.
+    """
+    source, ptx = tmp_path / "kernel.cu", tmp_path / "kernel.ptx"
+    for variant in ("few", "many"):
+        key = KernelKey(ScanSpec.parse(f"logcumsumexp-bf16-{size}-mask_b8-{CARRIES}"), DEFAULT_TARGET, variant)
+        source.write_text(inline_headers(render(plan_kernel(key))))
+        command = [str(nvcc.path), "-ptx", "-std=c++17", "-O3", f"-arch={DEFAULT_TARGET}", str(source), "-o", str(ptx)]
+        subprocess.run(command, check=True, capture_output=True)
+        assert "local_depot" not in ptx.read_text(), key
+
+
 @pytest.mark.parametrize(("slug", "loops"), [("prod-f32-n4096", False), ("prod-f32-n131072", True)])
 def test_a_kernel_of_one_tile_is_unrolled(slug: str, loops: bool, nvcc: CudaToolkit, tmp_path: Path) -> None:
     """Its machine code has no backward branch; that of a kernel which takes tile after tile has."""
