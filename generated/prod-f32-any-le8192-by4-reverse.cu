@@ -7,7 +7,7 @@
 // numbers  measured: block any length, vector loads of the longest row up to 4200, any GPU
 //          tuned: vectors; the others follow from the spec
 // target   sm_90
-// content  sha256 7a54b12d9fa19e72 of everything below this banner
+// content  sha256 fafb231abbd54a58 of everything below this banner
 // again    scanops generate prod-f32-any-le8192-by4-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__

@@ -6,7 +6,7 @@
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // numbers  rule: transposed
 // target   sm_90
-// content  sha256 0309f6ba2778c670 of everything below this banner
+// content  sha256 f07d7fd4fecdda3c of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__

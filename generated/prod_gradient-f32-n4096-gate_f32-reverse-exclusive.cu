@@ -7,7 +7,7 @@
 // numbers  measured: block masked, vector loads of a row up to 2304, any GPU
 //          tuned: vectors; the others follow from the spec
 // target   sm_90
-// content  sha256 266cc8a5e15e2337 of everything below this banner
+// content  sha256 e48a93da970e4e81 of everything below this banner
 // again    scanops generate prod_gradient-f32-n4096-gate_f32-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__

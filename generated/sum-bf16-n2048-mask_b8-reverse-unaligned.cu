@@ -7,7 +7,7 @@
 // numbers  measured: block half misaligned, vector loads of a row up to 288, any GPU
 //          tuned: vectors; the others follow from the spec
 // target   sm_90
-// content  sha256 44a09cd41d3fd58a of everything below this banner
+// content  sha256 b83ccd4e558b821a of everything below this banner
 // again    scanops generate sum-bf16-n2048-mask_b8-reverse-unaligned --target sm_90
 
 #ifndef __CUDACC_RTC__

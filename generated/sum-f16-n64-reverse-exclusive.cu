@@ -6,7 +6,7 @@
 //          a row of 64 items fits in 8 lanes, each with 1 vector load of 8 items
 // numbers  rule: warp
 // target   sm_90
-// content  sha256 1548d6c7e03263b7 of everything below this banner
+// content  sha256 5dd622aba8b2cf22 of everything below this banner
 // again    scanops generate sum-f16-n64-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__

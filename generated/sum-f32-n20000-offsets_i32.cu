@@ -7,7 +7,7 @@
 // numbers  measured: persistent, bytes of an item of the output up to 4, any GPU
 //          tuned: threads, vectors, stages, ahead, blocks; the others follow from the spec
 // target   sm_90
-// content  sha256 290f52015e361529 of everything below this banner
+// content  sha256 fd1a0f91e94880f1 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__

@@ -6,7 +6,7 @@
 //          a row of 4 items fits in 1 lane, each with 1 vector load of 4 items
 // numbers  rule: warp
 // target   sm_90
-// content  sha256 41811611af7458c8 of everything below this banner
+// content  sha256 08da45db79ff6a52 of everything below this banner
 // again    scanops generate sum-f32-n4 --target sm_90
 
 #ifndef __CUDACC_RTC__

@@ -7,7 +7,7 @@
 // numbers  measured: block misaligned, vector loads of a row up to 4096, any GPU
 //          tuned: vectors; the others follow from the spec
 // target   sm_90
-// content  sha256 c7bca2fe17c80ee7 of everything below this banner
+// content  sha256 3ad265dd9938b95d of everything below this banner
 // again    scanops generate sum-f32-n4097 --target sm_90
 
 #ifndef __CUDACC_RTC__

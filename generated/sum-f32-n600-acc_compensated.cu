@@ -6,7 +6,7 @@
 //          1 row of 600 items, contiguous in memory: copied coalesced, scanned in shared memory
 // numbers  rule: staged
 // target   sm_90
-// content  sha256 ea4b8badf5529c2a of everything below this banner
+// content  sha256 59fed7573e30f7e9 of everything below this banner
 // again    scanops generate sum-f32-n600-acc_compensated --target sm_90
 
 #ifndef __CUDACC_RTC__

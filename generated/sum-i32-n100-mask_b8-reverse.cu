@@ -6,7 +6,7 @@
 //          4 rows of 100 items, contiguous in memory: copied coalesced, scanned in shared memory
 // numbers  rule: staged
 // target   sm_90
-// content  sha256 1627b46135a55154 of everything below this banner
+// content  sha256 9141d976882ff3e3 of everything below this banner
 // again    scanops generate sum-i32-n100-mask_b8-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
