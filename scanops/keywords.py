@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,6 +35,20 @@ if TYPE_CHECKING:
 
         chunk: int | None
 
+    class ShardedVariant(Variant, total=False):
+        """Keywords of every scan of a sharded dimension."""
+
+        group: Any
+        spans: str | None
+        method: str
+        return_final: bool
+
+    class Sharded(ShardedVariant, total=False):
+        """Keywords of scans of a sharded dimension with one result."""
+
+        dtype: torch.dtype | None
+        accumulate: torch.dtype | str | None
+
     class Functions(TypedDict, total=False):
         """Keywords of scans with functions of several tensors."""
 
@@ -59,3 +74,29 @@ class ValuesAndIndices(NamedTuple):
 
     values: Tensor
     indices: Tensor
+
+
+def name_results(found: Sequence[Tensor]) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
+    """Return values and indices by their names, in a pair with the carry-out if there is one."""
+    pair = ValuesAndIndices(found[0], found[1])
+    return (pair, found[2]) if len(found) > 2 else pair
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def list_keywords_of(other: Callable[..., Any], *without: str) -> Callable[[Function], Function]:
+    """Let ``help`` and editors list the keywords that a function passes on to another one, ``without`` some of them."""
+    keywords = [
+        each
+        for each in inspect.signature(other).parameters.values()
+        if each.kind is each.KEYWORD_ONLY and each.name not in without
+    ]
+
+    def list_keywords(function: Function) -> Function:
+        signature = inspect.signature(function)
+        own = [each for each in signature.parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD]
+        function.__signature__ = signature.replace(parameters=[*own, *keywords])  # type: ignore[attr-defined]
+        return function
+
+    return list_keywords

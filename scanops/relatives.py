@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
-from scanops.api import run_scan
+from scanops.api import cumsum, run_scan
 from scanops.errors import UnsupportedRequest
 from scanops.fallback.reductions import reduce_segments
-from scanops.keywords import Ends, Final, Pair, ValuesAndIndices
+from scanops.keywords import Ends, Final, Pair, ValuesAndIndices, list_keywords_of, name_results
 from scanops.requests import checks
 from scanops.requests.arguments import plain_name, resolve_call
 from scanops.requests.call import Call
@@ -32,23 +32,8 @@ def cumprod(x: Tensor, dim: int, *, return_final: Ends, **options: Unpack[Chunks
 def cumprod(x: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Chunks]) -> Tensor: ...
 @overload
 def cumprod(x: Tensor, dim: int, *, return_final: Final, **options: Unpack[Chunks]) -> Tensor | Pair: ...
-def cumprod(
-    x: Tensor,
-    dim: int,
-    *,
-    mask: Tensor | None = None,
-    reverse: bool = False,
-    exclusive: bool = False,
-    initial: Tensor | complex | None = None,
-    return_final: bool | Literal["segments"] = False,
-    complete: bool = False,
-    segment_starts: Tensor | None = None,
-    offsets: Tensor | None = None,
-    chunk: int | None = None,
-    dtype: torch.dtype | None = None,
-    accumulate: torch.dtype | str | None = None,
-    out: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+@list_keywords_of(cumsum)
+def cumprod(x: Tensor, dim: int, *, out: Tensor | None = None, **options: Any) -> Tensor | tuple[Tensor, Tensor]:
     """Return the cumulative product of ``x`` along ``dim``: ``y[i] = x[0] * x[1] * ... * x[i]``.
 
     Like ``torch.cumprod``, with a direction, a mask, segments, carries and a choice of accumulator, in one pass over
@@ -96,23 +81,7 @@ def cumprod(
     Source: one-pass scans follow Merrill and Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back"
     (2016); rows split over blocks combine published tile aggregates in a fixed order, whatever the timing.
     """
-    return run_scan(  # type: ignore[no-any-return]
-        "prod",
-        x,
-        dim,
-        (out,),
-        mask=mask,
-        initial=initial,
-        segment_starts=segment_starts,
-        offsets=offsets,
-        reverse=reverse,
-        exclusive=exclusive,
-        return_final=return_final,
-        dtype=dtype,
-        accumulate=accumulate,
-        complete=complete,
-        chunk=chunk,
-    )
+    return run_scan("prod", x, None, dim, (out,), **options)  # type: ignore[no-any-return]
 
 
 @overload
@@ -121,23 +90,8 @@ def logcumsumexp(x: Tensor, dim: int, *, return_final: Ends, **options: Unpack[C
 def logcumsumexp(x: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Chunks]) -> Tensor: ...
 @overload
 def logcumsumexp(x: Tensor, dim: int, *, return_final: Final, **options: Unpack[Chunks]) -> Tensor | Pair: ...
-def logcumsumexp(
-    x: Tensor,
-    dim: int,
-    *,
-    mask: Tensor | None = None,
-    reverse: bool = False,
-    exclusive: bool = False,
-    initial: Tensor | complex | None = None,
-    return_final: bool | Literal["segments"] = False,
-    complete: bool = False,
-    segment_starts: Tensor | None = None,
-    offsets: Tensor | None = None,
-    chunk: int | None = None,
-    dtype: torch.dtype | None = None,
-    accumulate: torch.dtype | str | None = None,
-    out: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+@list_keywords_of(cumsum)
+def logcumsumexp(x: Tensor, dim: int, *, out: Tensor | None = None, **options: Any) -> Tensor | tuple[Tensor, Tensor]:
     """Return ``y[i] = log(exp(x[0]) + exp(x[1]) + ... + exp(x[i]))`` along ``dim``.
 
     Like ``torch.logcumsumexp``, with a direction, a mask, segments and carries, in one pass over memory. Intermediate
@@ -182,23 +136,7 @@ def logcumsumexp(
     Source: the (greatest, scaled sum) pair is the online normaliser of Milakov and Gimelshein, "Online normalizer
     calculation for softmax" (2018); here the sum leaves out the maximum's own 1, which preserves small terms.
     """
-    return run_scan(  # type: ignore[no-any-return]
-        "logcumsumexp",
-        x,
-        dim,
-        (out,),
-        mask=mask,
-        initial=initial,
-        segment_starts=segment_starts,
-        offsets=offsets,
-        reverse=reverse,
-        exclusive=exclusive,
-        return_final=return_final,
-        dtype=dtype,
-        accumulate=accumulate,
-        complete=complete,
-        chunk=chunk,
-    )
+    return run_scan("logcumsumexp", x, None, dim, (out,), **options)  # type: ignore[no-any-return]
 
 
 @overload
@@ -213,18 +151,9 @@ def cummax(
 def cummax(
     x: Tensor, dim: int, *, return_final: Final, out: Pair | None = None, **options: Unpack[Variant]
 ) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]: ...
+@list_keywords_of(cumsum, "complete", "chunk", "dtype", "accumulate")
 def cummax(
-    x: Tensor,
-    dim: int,
-    *,
-    mask: Tensor | None = None,
-    reverse: bool = False,
-    exclusive: bool = False,
-    initial: Tensor | complex | None = None,
-    return_final: bool | Literal["segments"] = False,
-    segment_starts: Tensor | None = None,
-    offsets: Tensor | None = None,
-    out: tuple[Tensor, Tensor] | None = None,
+    x: Tensor, dim: int, *, out: tuple[Tensor, Tensor] | None = None, **options: Any
 ) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
     """Return the cumulative maximum of ``x`` along ``dim``, and where it is: ``values[i] = max(x[0], ..., x[i])``.
 
@@ -270,21 +199,7 @@ def cummax(
     Source: pairs of a value and its index under the order of both are associative: Blelloch, "Prefix Sums and Their
     Applications" (1990).
     """
-    outs = _pair_of("cummax", out)
-    found = run_scan(
-        "cummax",
-        x,
-        dim,
-        outs,
-        mask=mask,
-        initial=initial,
-        segment_starts=segment_starts,
-        offsets=offsets,
-        reverse=reverse,
-        exclusive=exclusive,
-        return_final=return_final,
-    )
-    return _name_results(found)  # type: ignore[no-any-return]
+    return _run_indexed("cummax", x, dim, out, **options)
 
 
 @overload
@@ -299,18 +214,9 @@ def cummin(
 def cummin(
     x: Tensor, dim: int, *, return_final: Final, out: Pair | None = None, **options: Unpack[Variant]
 ) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]: ...
+@list_keywords_of(cumsum, "complete", "chunk", "dtype", "accumulate")
 def cummin(
-    x: Tensor,
-    dim: int,
-    *,
-    mask: Tensor | None = None,
-    reverse: bool = False,
-    exclusive: bool = False,
-    initial: Tensor | complex | None = None,
-    return_final: bool | Literal["segments"] = False,
-    segment_starts: Tensor | None = None,
-    offsets: Tensor | None = None,
-    out: tuple[Tensor, Tensor] | None = None,
+    x: Tensor, dim: int, *, out: tuple[Tensor, Tensor] | None = None, **options: Any
 ) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
     """Return the cumulative minimum of ``x`` along ``dim``, and where it is: ``values[i] = min(x[0], ..., x[i])``.
 
@@ -356,12 +262,38 @@ def cummin(
     Source: pairs of a value and its index under the order of both are associative: Blelloch, "Prefix Sums and Their
     Applications" (1990).
     """
-    outs = _pair_of("cummin", out)
+    return _run_indexed("cummin", x, dim, out, **options)
+
+
+def _run_indexed(
+    op: str,
+    x: Tensor,
+    dim: int,
+    out: Pair | None,
+    /,
+    *,
+    mask: Tensor | None = None,
+    reverse: bool = False,
+    exclusive: bool = False,
+    initial: Tensor | complex | None = None,
+    return_final: Final = False,
+    segment_starts: Tensor | None = None,
+    offsets: Tensor | None = None,
+) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
+    """Return values and indices as a public function does, in a pair with the carry-out if there is one."""
+    if not (out is None or (isinstance(out, tuple | list) and len(out) == 2)):
+        raise UnsupportedRequest(
+            f"{op}: out must be a pair of tensors",
+            allowed="a pair of tensors: for values and for indices",
+            value=f"out is a {type(out).__name__}" + (f" of {len(out)}" if isinstance(out, tuple | list) else ""),
+            hint="pass out=(torch.empty_like(x), torch.empty_like(x, dtype=torch.int64))",
+        )
     found = run_scan(
-        "cummin",
+        op,
         x,
+        None,
         dim,
-        outs,
+        tuple(out or (None, None)),
         mask=mask,
         initial=initial,
         segment_starts=segment_starts,
@@ -370,25 +302,7 @@ def cummin(
         exclusive=exclusive,
         return_final=return_final,
     )
-    return _name_results(found)  # type: ignore[no-any-return]
-
-
-def _pair_of(op: str, out: Pair | None) -> tuple[Tensor | None, ...]:
-    """Return the caller's tensors for values and for indices."""
-    if not (out is None or (isinstance(out, tuple | list) and len(out) == 2)):
-        raise UnsupportedRequest(
-            f"{op}: out must be a pair of tensors",
-            allowed="a pair of tensors: for values and for indices",
-            value=f"out is a {type(out).__name__}" + (f" of {len(out)}" if isinstance(out, tuple | list) else ""),
-            hint="pass out=(torch.empty_like(x), torch.empty_like(x, dtype=torch.int64))",
-        )
-    return tuple(out or (None, None))
-
-
-def _name_results(found: tuple[Tensor, ...]) -> Any:
-    """Return values and indices as a public function does, in a pair with the carry-out if there is one."""
-    pair = ValuesAndIndices(*found[:2])
-    return (pair, found[2]) if len(found) > 2 else pair
+    return name_results(found)
 
 
 def reduce_by_key(
@@ -450,5 +364,5 @@ def reduce_by_key(
         found = reduce_segments(check_request(call, given), counts)
         if found is not None:
             return unique, found
-    y, final = run_scan(op, x, dim, (None,), mask=mask, offsets=offsets, return_final="segments", dtype=dtype)
+    y, final = run_scan(op, x, None, dim, (None,), mask=mask, offsets=offsets, return_final="segments", dtype=dtype)
     return unique, final.narrow(dim, 0, len(unique)).to(y.dtype)

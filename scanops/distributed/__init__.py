@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from scanops.distributed.groups import group_of
 from scanops.distributed.sharded_scan import scan_sharded
 from scanops.errors import UnsupportedRequest
 from scanops.forks import LATE, load_late
-from scanops.keywords import Pair, ValuesAndIndices
+from scanops.keywords import Pair, ValuesAndIndices, list_keywords_of, name_results
 from scanops.requests.arguments import plain_name, prepare_recurrence
 from scanops.requests.call import Call
 from scanops.requests.placement import Placement, open_block
@@ -29,15 +29,12 @@ from scanops.requests.request import Inputs
 from scanops.requests.sharding import Sharding
 from scanops.runtime import native
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from scanops.keywords import Sharded, ShardedVariant
+
 __all__ = ["cummax", "cummin", "cumprod", "cumsum", "exscan", "linear_scan", "logcumsumexp", "scan", "sharded"]
-
-
-class How(NamedTuple):
-    """The keywords of this package's functions: the ranks that share a line, and how."""
-
-    group: Any
-    method: str
-    spans: str | None
 
 
 def __dir__() -> list[str]:
@@ -51,10 +48,13 @@ _REFUSED = {  # what scans of one GPU have, and why a sharded one does not
 }
 
 
-def scan(
-    x: Tensor,
+def _scan(
+    function: str,
     op: str,
+    x: Tensor,
+    gate: Any,
     dim: int,
+    /,
     *,
     group: Any = None,
     spans: str | None = None,
@@ -68,7 +68,68 @@ def scan(
     offsets: Tensor | None = None,
     dtype: torch.dtype | None = None,
     accumulate: torch.dtype | str | None = None,
-) -> Tensor | Pair:
+) -> tuple[Tensor, ...]:
+    """Return the results of a public function, which nothing has checked yet: by C++ after such a call."""
+    on_mesh = type(x).__name__ == "DTensor" or type(gate).__name__ == "DTensor"
+    if not on_mesh:
+        group = group_of(group)
+        if native.serve is not None and method != "twopass" and not is_compiling():
+            served: tuple[Tensor, ...] | None = native.serve(
+                x=x,
+                mask=mask,
+                gate=gate,
+                initial=initial,
+                starts=segment_starts,
+                offsets=offsets,
+                op=op,
+                dim=dim,
+                reverse=reverse,
+                exclusive=exclusive,
+                final=return_final,
+                dtype=dtype,
+                accumulate=accumulate,
+                complete=False,
+                function=function,
+                method=method,
+                spans=spans,
+                group=group,
+            )
+            if served is not None:
+                return served
+    given = Call(op, dim, reverse, exclusive, return_final, dtype, accumulate)
+    call, inputs = _resolve(function, given, Inputs(x, mask, gate, segment_starts, offsets, initial))  # type: ignore[arg-type]
+    if on_mesh:
+        load_late("scanops.distributed.placed")  # which takes long to import
+        placed = LATE["scanops.distributed.placed"]
+        return placed.scan_placed(call, inputs, method, spans, group)  # type: ignore[no-any-return]
+    return scan_sharded(function, replace(call, sharding=Sharding(group, method, spans)), inputs, given)
+
+
+def _resolve(function: str, call: Call, given: Inputs) -> tuple[Call, Inputs]:
+    """Return a call and its tensors as the scan of one GPU has them."""
+    if given.initial is not None and given.offsets is not None:  # which is of each segment on one GPU
+        raise UnsupportedRequest(
+            f"{function}: initial beside offsets is not for sharded dimensions",
+            allowed="initial beside segment_starts, which continues the line, or offsets alone",
+            value="initial and offsets given",
+            hint="pass segment_starts in place of offsets, or leave initial out",
+        )
+    if function == "scan":
+        find_operator(call.op, "; for an operator of your own gather the dimension and call scanops.scan")
+        call = replace(call, op=plain_name(call.op))
+    if given.gate is not None:
+        a, b, mask = given.gate, given.x, given.mask
+        x, gate, dtype = prepare_recurrence(a, b, mask, call.dtype, call.accumulate, None)
+        call, given = replace(call, dtype=dtype), given._replace(x=x, gate=gate)
+    return call, given
+
+
+def _unpack(found: tuple[Tensor, ...]) -> Tensor | Pair:
+    return (found[0], found[1]) if len(found) > 1 else found[0]
+
+
+@list_keywords_of(_scan)
+def scan(x: Tensor, op: str, dim: int, **options: Unpack[Sharded]) -> Tensor | Pair:
     """Return ``y[i] = x[0] op x[1] op ... op x[i]`` along ``dim``, which is sharded over the ranks of ``group``.
 
     The line is the shards in the order of the ranks. Every rank of the group makes the same call with its own x;
@@ -117,42 +178,11 @@ def scan(
     Source: Blelloch, "Prefix Sums and Their Applications" (1990), section 1.3: each processor reduces its part, the
     sums are scanned, and each scans its part from there.
     """
-    found = _scan(
-        "scan",
-        op,
-        x,
-        dim,
-        How(group, method, spans),
-        mask=mask,
-        initial=initial,
-        segment_starts=segment_starts,
-        offsets=offsets,
-        reverse=reverse,
-        exclusive=exclusive,
-        return_final=return_final,
-        dtype=dtype,
-        accumulate=accumulate,
-    )
-    return found if len(found) > 1 else found[0]  # type: ignore[return-value]
+    return _unpack(_scan("scan", op, x, None, dim, **options))
 
 
-def cumsum(
-    x: Tensor,
-    dim: int,
-    *,
-    group: Any = None,
-    spans: str | None = None,
-    method: str = "auto",
-    mask: Tensor | None = None,
-    reverse: bool = False,
-    exclusive: bool = False,
-    initial: Tensor | complex | None = None,
-    return_final: bool = False,
-    segment_starts: Tensor | None = None,
-    offsets: Tensor | None = None,
-    dtype: torch.dtype | None = None,
-    accumulate: torch.dtype | str | None = None,
-) -> Tensor | Pair:
+@list_keywords_of(_scan)
+def cumsum(x: Tensor, dim: int, **options: Unpack[Sharded]) -> Tensor | Pair:
     """Return the cumulative sum ``y[i] = x[0] + x[1] + ... + x[i]`` along ``dim``, which is sharded over ranks.
 
     ``scanops.distributed.scan`` describes what sharding adds to the arguments; else they are as of ``scanops.cumsum``.
@@ -186,42 +216,11 @@ def cumsum(
         tensor([1., 2., 3.])
         >>> dist.destroy_process_group()
     """
-    found = _scan(
-        "cumsum",
-        "sum",
-        x,
-        dim,
-        How(group, method, spans),
-        mask=mask,
-        initial=initial,
-        segment_starts=segment_starts,
-        offsets=offsets,
-        reverse=reverse,
-        exclusive=exclusive,
-        return_final=return_final,
-        dtype=dtype,
-        accumulate=accumulate,
-    )
-    return found if len(found) > 1 else found[0]  # type: ignore[return-value]
+    return _unpack(_scan("cumsum", "sum", x, None, dim, **options))
 
 
-def cumprod(
-    x: Tensor,
-    dim: int,
-    *,
-    group: Any = None,
-    spans: str | None = None,
-    method: str = "auto",
-    mask: Tensor | None = None,
-    reverse: bool = False,
-    exclusive: bool = False,
-    initial: Tensor | complex | None = None,
-    return_final: bool = False,
-    segment_starts: Tensor | None = None,
-    offsets: Tensor | None = None,
-    dtype: torch.dtype | None = None,
-    accumulate: torch.dtype | str | None = None,
-) -> Tensor | Pair:
+@list_keywords_of(_scan)
+def cumprod(x: Tensor, dim: int, **options: Unpack[Sharded]) -> Tensor | Pair:
     """Return the cumulative product ``y[i] = x[0] * x[1] * ... * x[i]`` along ``dim``, which is sharded over ranks.
 
     ``scanops.distributed.scan`` describes what sharding adds to the arguments; else they are as of ``scanops.cumsum``.
@@ -255,42 +254,11 @@ def cumprod(
         tensor([1., 2., 6.])
         >>> dist.destroy_process_group()
     """
-    found = _scan(
-        "cumprod",
-        "prod",
-        x,
-        dim,
-        How(group, method, spans),
-        mask=mask,
-        initial=initial,
-        segment_starts=segment_starts,
-        offsets=offsets,
-        reverse=reverse,
-        exclusive=exclusive,
-        return_final=return_final,
-        dtype=dtype,
-        accumulate=accumulate,
-    )
-    return found if len(found) > 1 else found[0]  # type: ignore[return-value]
+    return _unpack(_scan("cumprod", "prod", x, None, dim, **options))
 
 
-def logcumsumexp(
-    x: Tensor,
-    dim: int,
-    *,
-    group: Any = None,
-    spans: str | None = None,
-    method: str = "auto",
-    mask: Tensor | None = None,
-    reverse: bool = False,
-    exclusive: bool = False,
-    initial: Tensor | complex | None = None,
-    return_final: bool = False,
-    segment_starts: Tensor | None = None,
-    offsets: Tensor | None = None,
-    dtype: torch.dtype | None = None,
-    accumulate: torch.dtype | str | None = None,
-) -> Tensor | Pair:
+@list_keywords_of(_scan)
+def logcumsumexp(x: Tensor, dim: int, **options: Unpack[Sharded]) -> Tensor | Pair:
     """Return ``y[i] = log(exp(x[0]) + ... + exp(x[i]))`` along ``dim``, which is sharded over ranks.
 
     ``scanops.distributed.scan`` describes what sharding adds to the arguments; else they are as of ``scanops.cumsum``.
@@ -324,43 +292,11 @@ def logcumsumexp(
         tensor([0.0000, 0.6931])
         >>> dist.destroy_process_group()
     """
-    found = _scan(
-        "logcumsumexp",
-        "logcumsumexp",
-        x,
-        dim,
-        How(group, method, spans),
-        mask=mask,
-        initial=initial,
-        segment_starts=segment_starts,
-        offsets=offsets,
-        reverse=reverse,
-        exclusive=exclusive,
-        return_final=return_final,
-        dtype=dtype,
-        accumulate=accumulate,
-    )
-    return found if len(found) > 1 else found[0]  # type: ignore[return-value]
+    return _unpack(_scan("logcumsumexp", "logcumsumexp", x, None, dim, **options))
 
 
-def linear_scan(
-    a: Tensor | complex,
-    b: Tensor,
-    dim: int,
-    *,
-    group: Any = None,
-    spans: str | None = None,
-    method: str = "auto",
-    mask: Tensor | None = None,
-    reverse: bool = False,
-    exclusive: bool = False,
-    initial: Tensor | complex | None = None,
-    return_final: bool = False,
-    segment_starts: Tensor | None = None,
-    offsets: Tensor | None = None,
-    dtype: torch.dtype | None = None,
-    accumulate: torch.dtype | str | None = None,
-) -> Tensor | Pair:
+@list_keywords_of(_scan)
+def linear_scan(a: Tensor | complex, b: Tensor, dim: int, **options: Unpack[Sharded]) -> Tensor | Pair:
     """Return the recurrence ``h[i] = a[i] * h[i-1] + b[i]`` along ``dim``, which is sharded over ranks.
 
     h starts from ``initial`` or 0. Ranks exchange the product of a shard's gates and its last h from 0.
@@ -397,40 +333,12 @@ def linear_scan(
         tensor([1.0000, 1.5000, 1.7500])
         >>> dist.destroy_process_group()
     """
-    found = _scan(
-        "linear_scan",
-        "linear",
-        b,
-        dim,
-        How(group, method, spans),
-        mask=mask,
-        gate=a,
-        initial=initial,
-        segment_starts=segment_starts,
-        offsets=offsets,
-        reverse=reverse,
-        exclusive=exclusive,
-        return_final=return_final,
-        dtype=dtype,
-        accumulate=accumulate,
-    )
-    return found if len(found) > 1 else found[0]  # type: ignore[return-value]
+    return _unpack(_scan("linear_scan", "linear", b, a, dim, **options))
 
 
+@list_keywords_of(_scan, "dtype", "accumulate")
 def cummax(
-    x: Tensor,
-    dim: int,
-    *,
-    group: Any = None,
-    spans: str | None = None,
-    method: str = "auto",
-    mask: Tensor | None = None,
-    reverse: bool = False,
-    exclusive: bool = False,
-    initial: Tensor | complex | None = None,
-    return_final: bool = False,
-    segment_starts: Tensor | None = None,
-    offsets: Tensor | None = None,
+    x: Tensor, dim: int, **options: Unpack[ShardedVariant]
 ) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
     """Return ``values[i] = max(x[0], ..., x[i])`` along ``dim``, sharded over ranks, and where in the line each is.
 
@@ -466,38 +374,12 @@ def cummax(
         tensor([1., 3., 3.])
         >>> dist.destroy_process_group()
     """
-    values, indices, *final = _scan(
-        "cummax",
-        "cummax",
-        x,
-        dim,
-        How(group, method, spans),
-        mask=mask,
-        initial=initial,
-        segment_starts=segment_starts,
-        offsets=offsets,
-        reverse=reverse,
-        exclusive=exclusive,
-        return_final=return_final,
-    )
-    pair = ValuesAndIndices(values, indices)
-    return (pair, final[0]) if final else pair
+    return name_results(_scan("cummax", "cummax", x, None, dim, dtype=None, accumulate=None, **options))
 
 
+@list_keywords_of(_scan, "dtype", "accumulate")
 def cummin(
-    x: Tensor,
-    dim: int,
-    *,
-    group: Any = None,
-    spans: str | None = None,
-    method: str = "auto",
-    mask: Tensor | None = None,
-    reverse: bool = False,
-    exclusive: bool = False,
-    initial: Tensor | complex | None = None,
-    return_final: bool = False,
-    segment_starts: Tensor | None = None,
-    offsets: Tensor | None = None,
+    x: Tensor, dim: int, **options: Unpack[ShardedVariant]
 ) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
     """Return ``values[i] = min(x[0], ..., x[i])`` along ``dim``, sharded over ranks, and where in the line each is.
 
@@ -533,22 +415,7 @@ def cummin(
         tensor([1., 1., 1.])
         >>> dist.destroy_process_group()
     """
-    values, indices, *final = _scan(
-        "cummin",
-        "cummin",
-        x,
-        dim,
-        How(group, method, spans),
-        mask=mask,
-        initial=initial,
-        segment_starts=segment_starts,
-        offsets=offsets,
-        reverse=reverse,
-        exclusive=exclusive,
-        return_final=return_final,
-    )
-    pair = ValuesAndIndices(values, indices)
-    return (pair, final[0]) if final else pair
+    return name_results(_scan("cummin", "cummin", x, None, dim, dtype=None, accumulate=None, **options))
 
 
 def exscan(
@@ -596,83 +463,17 @@ def exscan(
 
     Source: MPI: A Message-Passing Interface Standard, section "Scan", MPI_Exscan.
     """
-    found = _scan(
-        "scan",
-        op,
-        x.unsqueeze(0),
-        0,
-        How(group, method, None),
-        initial=initial,
-        reverse=reverse,
-        exclusive=not inclusive,
-        return_final=return_final,
-        dtype=dtype,
-        accumulate=accumulate,
-    )
+    ends: Any = {"initial": initial, "reverse": reverse, "exclusive": not inclusive, "return_final": return_final}
+    how: Any = {"group": group, "method": method, "dtype": dtype, "accumulate": accumulate}
+    found = _scan("scan", op, x.unsqueeze(0), None, 0, **ends, **how)
     return (found[0].squeeze(0), found[1]) if len(found) > 1 else found[0].squeeze(0)
-
-
-def _scan(
-    function: str,
-    op: str,
-    x: Tensor,
-    dim: int,
-    how: How,
-    *,
-    mask: Tensor | None = None,
-    gate: Any = None,
-    initial: Any = None,
-    segment_starts: Tensor | None = None,
-    offsets: Tensor | None = None,
-    reverse: bool = False,
-    exclusive: bool = False,
-    return_final: Any = False,
-    dtype: torch.dtype | None = None,
-    accumulate: torch.dtype | str | None = None,
-) -> tuple[Tensor, ...]:
-    """Return the results of a public function, which nothing has checked yet: by C++ after such a call."""
-    on_mesh = type(x).__name__ == "DTensor" or type(gate).__name__ == "DTensor"
-    if not on_mesh:
-        how = How(group_of(how.group), how.method, how.spans)
-        if native.serve is not None and how.method != "twopass" and not is_compiling():
-            served: tuple[Tensor, ...] | None = native.serve(
-                x=x,
-                mask=mask,
-                gate=gate,
-                initial=initial,
-                starts=segment_starts,
-                offsets=offsets,
-                op=op,
-                dim=dim,
-                reverse=reverse,
-                exclusive=exclusive,
-                final=return_final,
-                dtype=dtype,
-                accumulate=accumulate,
-                complete=False,
-                function=function,
-                method=how.method,
-                spans=how.spans,
-                group=how.group,
-            )
-            if served is not None:
-                return served
-    given = Call(op, dim, reverse, exclusive, return_final, dtype, accumulate)
-    call, inputs = _resolve(function, given, Inputs(x, mask, gate, segment_starts, offsets, initial))
-    if on_mesh:
-        load_late("scanops.distributed.placed")  # which takes long to import
-        found: tuple[Tensor, ...] = LATE["scanops.distributed.placed"].scan_placed(
-            call, inputs, how.method, how.spans, how.group
-        )
-        return found
-    sharding = Sharding(how.group, how.method, how.spans)
-    return scan_sharded(function, replace(call, sharding=sharding), inputs, given)
 
 
 def scan_placement(
     placement: Placement,
     op: str,
     x: Tensor,
+    gate: Any,
     dim: int,
     outs: tuple[Tensor | None, ...],
     *,
@@ -690,8 +491,7 @@ def scan_placement(
                 value=f"{name} given",
                 hint=_REFUSED[name],
             )
-    found = _scan(function, op, x, dim, How(*placement.sharding), **fields)
-    return found if len(found) > 1 else found[0]
+    return _unpack(_scan(function, op, x, gate, dim, **placement.sharding._asdict(), **fields))
 
 
 @contextlib.contextmanager
@@ -725,22 +525,3 @@ def sharded(
     """
     with open_block(Placement(Sharding(group_of(group), method, spans), dims)):
         yield
-
-
-def _resolve(function: str, call: Call, given: Inputs) -> tuple[Call, Inputs]:
-    """Return a call and its tensors as the scan of one GPU has them."""
-    if given.initial is not None and given.offsets is not None:  # which is of each segment on one GPU
-        raise UnsupportedRequest(
-            f"{function}: initial beside offsets is not for sharded dimensions",
-            allowed="initial beside segment_starts, which continues the line, or offsets alone",
-            value="initial and offsets given",
-            hint="pass segment_starts in place of offsets, or leave initial out",
-        )
-    if function == "scan":
-        find_operator(call.op, "; for an operator of your own gather the dimension and call scanops.scan")
-        call = replace(call, op=plain_name(call.op))
-    if given.gate is not None:
-        a, b, mask = given.gate, given.x, given.mask
-        x, gate, dtype = prepare_recurrence(a, b, mask, call.dtype, call.accumulate, None)
-        call, given = replace(call, dtype=dtype), given._replace(x=x, gate=gate)
-    return call, given
