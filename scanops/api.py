@@ -247,6 +247,28 @@ def scan(
     (2016); rows split over blocks combine published tile aggregates in a fixed order, whatever the timing.
     """
     if map is not None or then is not None or isinstance(x, tuple | list) or not isinstance(op, str):
+        others = sum is not None or finish is not None or out is not None
+        if not (others or OPEN) and (serve := native.serve) is not None and not is_dynamo_compiling():
+            found: Any = serve(
+                x=x,
+                mask=mask,
+                initial=initial,
+                starts=segment_starts,
+                offsets=offsets,
+                op=op,
+                dim=dim,
+                reverse=reverse,
+                exclusive=exclusive,
+                final=return_final,
+                dtype=dtype,
+                accumulate=accumulate,
+                complete=complete,
+                chunk=chunk,
+                map=map,
+                then=then,
+            )
+            if found is not None:
+                return found  # type: ignore[no-any-return]
         return scan_fused(
             x,
             op,

@@ -15,7 +15,7 @@ from scanops.forks import LATE, load_late
 from scanops.ops.dispatch import run
 from scanops.ops.schema import Outputs
 from scanops.ops.serving import AnyInputs
-from scanops.requests.call import Call, FusedKey
+from scanops.requests.call import Call
 from scanops.requests.request import FusedInputs, Inputs, check_request
 from scanops.requests.torch_state import runs_kernels
 from scanops.runtime.launcher import deliver
@@ -29,12 +29,11 @@ def run_call(
     outs: tuple[torch.Tensor | None, ...] = (),
     *,
     eager: bool | None = None,
-    fused_key: FusedKey | None = None,
 ) -> Outputs:
     """Return result, indices and carry-out, as far as they are asked for. The arguments are ``dispatch.run``'s."""
     eager = runs_kernels(given.flat) if eager is None else eager
     if eager or not any([type(each).__name__ == "DTensor" for each in given.flat]):
-        return run(call, given, outs, eager=eager, fused_key=fused_key)
+        return run(call, given, outs, eager=eager)
     if isinstance(given, FusedInputs):
         return (compose_summed if call.summed else compose)(call, given, _scan_placed)
     if all([out is None for out in outs]):  # checked where ranks scan their parts

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,18 +15,16 @@ from scanops.dtensors import run_call
 from scanops.errors import UnsupportedRequest, format_value
 from scanops.fusion.functions import Sums, carry_of, find_fusion, raise_while_tracing, text_of
 from scanops.fusion.operators import FieldOperator
-from scanops.fusion.trace_keys import key_of
+from scanops.fusion.trace_keys import TraceKey, key_of
 from scanops.ops import schema
-from scanops.ops.dispatch import run
-from scanops.ops.serving import repeat
+from scanops.ops.native_calls import register_functions
 from scanops.requests import checks
-from scanops.requests.call import Call, FusedKey
+from scanops.requests.call import Call
 from scanops.requests.fused import broadcast_shape
 from scanops.requests.placement import OPEN
 from scanops.requests.request import FusedInputs, check_fused
 from scanops.requests.segments import check_offsets, check_starts, flags_along, shift
-from scanops.requests.torch_state import is_symbol, runs_kernels
-from scanops.runtime import call_cache, native
+from scanops.requests.torch_state import is_symbol
 
 Function = Callable[..., Any]
 Tensors = tuple[torch.Tensor, ...]
@@ -65,19 +60,6 @@ def scan_fused(
     starts, final = segment_starts, return_final
     if OPEN:
         _refuse_sharded(dim, tensors)
-    has_tensors = not (initial is None and segment_starts is None and offsets is None and out is None)
-    has_options = not (sum is None and chunk is None and accumulate is None and final is False and complete is False)
-    is_plain, trace = not (has_tensors or has_options), None
-    are_tensors = len(tensors) > 0 and all([isinstance(each, torch.Tensor) for each in tensors])
-    if are_tensors and not is_dynamo_compiling():
-        functions = (map, then, finish, *(() if own is None else own.functions))
-        beside = (dtype, torch.get_default_dtype(), mask is not None, *(() if own is None else own.trace_signature))
-        if type(op) is str and type(dim) is int and type(reverse) is bool and type(exclusive) is bool:
-            trace = _number_of(functions, beside)
-        if is_plain and trace is not None:
-            answer = _repeat(trace, tensors, op, dim, reverse, exclusive)
-            if answer is not None:
-                return answer
     others = {"initial": initial, "return_final": final, "complete": complete, "out": out}
     others |= {"segment_starts": starts, "offsets": offsets, "chunk": chunk, "accumulate": accumulate}
     wrong = [name for name, value in others.items() if value is not None and value is not False]
@@ -114,26 +96,35 @@ def scan_fused(
         )
         dim = checks.check_dim("scan", shape, dim)
         any_length = len(shape) > 0 and is_symbol(shape[dim])
-        summed = [] if sum is None else [int(each) for each in (sum if isinstance(sum, tuple | list) else (sum,))]
+        dims = [] if sum is None else [int(each) for each in (sum if isinstance(sum, tuple | list) else (sum,))]
         start: Any = initial
         if initial is not None and not isinstance(initial, torch.Tensor):
             start = torch.full((), start, dtype=getattr(torch, carry_of(text)), device=tensors[0].device)
-        options = (text, op, dim, reverse, exclusive, any_length, bool(final), summed, start)
+        options = (text, op, dim, reverse, exclusive, any_length, bool(final), dims, start)
         found = tuple(schema.FUSED(list(tensors), *options, *(() if flags is not None else (starts, offsets))))
         return _arrange(found, bool(final))
-    call = Call(op, dim, reverse, exclusive, final, dtype)
-    call.check_options()
+    Call(op, dim, reverse, exclusive, final, dtype).check_options()
     sums = Sums(sum is not None, finish, flags is not None, exclusive)
     row = own or find_operator(op)
     traced = (map, then, row, kinds, mask is not None, dtype)
-    fusion, trace = find_fusion(trace, lambda: _number_of(functions, beside), *traced, sums=sums)
+    functions = (map, then, finish, *(() if own is None else own.functions))
+    keys = _find_keys(functions)
+    trace = None if keys is None else (*keys, None if own is None else own.trace_signature)
+    fusion, is_kept = find_fusion(trace, lambda: _find_keys(functions) == keys, *traced, sums=sums)
     x, *further = tensors
     segments = (starts, offsets) if flags is None else ()
     read = FusedInputs(x, tuple(further), initial, *segments)
-    call = replace(call, fusion=fusion, summed=() if sum is None else sum)
-    call, read = check_fused(call, read)
-    key = None if trace is None or not is_plain else FusedKey(trace, op, dim, reverse, exclusive)
-    found = run_call(call, read, fused_key=key)
+    summed = () if sum is None else sum
+    call, read = check_fused(Call(op, dim, reverse, exclusive, final, dtype, summed=summed, fusion=fusion), read)
+    found = run_call(call, read)
+    if keys is not None and is_kept and sum is None and not (call.final and len(found) > 2):
+        given = {"op": own or op, "dim": dim, "reverse": reverse, "exclusive": exclusive, "final": final}
+        given |= {"dtype": dtype, "complete": complete, "map": map, "then": then}
+        known: list[Any] = [(each, key) for each, key in zip(functions[:2], keys, strict=False) if key is not None]
+        if own is not None:
+            parts = zip(own.functions, keys[3:], strict=True)
+            known.append((own, (type(own), own, *(part for part in parts if part[0] is not None))))
+        register_functions(call, read, given, known, has_mask=mask is not None)
     if (
         call.final and reverse and flags is not None and starts is not None
     ):  # a segment that ends with the line carries nothing out
@@ -176,47 +167,11 @@ def _refuse_sharded(dim: Any, tensors: Tensors) -> None:
         )
 
 
-_numbers = itertools.count()
-
-
-@functools.lru_cache(maxsize=call_cache.MAX_REMEMBERED)
-def _number(seen: tuple[Any, ...]) -> int:
-    """The number of what functions see, and of what else a fusion follows from beside the tensors."""
-    return next(_numbers)
-
-
-def _number_of(functions: tuple[Any, ...], beside: tuple[Any, ...]) -> int | None:
-    """Return a number that is equal for equal functions and equal values ``beside`` them; None: that cannot be told."""
-    if not isinstance(beside[0], torch.dtype | None):
-        return None
-    keys: list[Any] = []
-    for each in functions:
-        key = None if each is None else key_of(each)
-        if key is None and each is not None:
-            return None
-        keys.append(key)
-    return _number((*keys, *beside))
-
-
-def _repeat(
-    trace: int, tensors: Tensors, op: str, dim: int, reverse: bool, exclusive: bool
-) -> torch.Tensor | Tensors | None:
-    """Return the outputs of a call like one before it: by C++, or by the launch that served that; None: not yet."""
-    x, further = tensors[0], tensors[1:]
-    if native.serve is not None:
-        answer: torch.Tensor | Tensors | None = native.serve(
-            x=x, further=further, op=op, dim=dim, reverse=reverse, exclusive=exclusive, trace=trace
-        )
-        if answer is not None:
-            return answer
-    if not runs_kernels(tensors):
-        return None
-    key, given = FusedKey(trace, op, dim, reverse, exclusive), FusedInputs(x, further)
-    known = call_cache.recall(key, given)[1]
-    if known is None:
-        return None
-    found = repeat(key, given, known, run)
-    return found[0] if len(found) == 1 else found
+def _find_keys(functions: tuple[Any, ...]) -> TraceKey | None:
+    """Return the keys of functions, None for one that is None; None if one of them has no key."""
+    keys = [None if each is None else key_of(each) for each in functions]
+    is_known = all([key is not None or each is None for key, each in zip(keys, functions, strict=True)])
+    return tuple(keys) if is_known else None
 
 
 @raise_while_tracing

@@ -19,6 +19,7 @@ from scanops.codegen.operators import Operator, operator_named
 from scanops.errors import UnsupportedRequest
 from scanops.forks import import_late
 from scanops.fusion.operators import FieldOperator, Scanned, make_count_error, values_of
+from scanops.fusion.trace_keys import TraceKey
 from scanops.fusion.tracing import Traced, apply_operation, make_capture_error, make_refusal
 from scanops.requests.fused import carry_dtype_of
 from scanops.torch_private import at_tracing
@@ -45,8 +46,8 @@ _TRACES: dict[tuple[Any, ...], Fusion] = {}
 
 
 def find_fusion(
-    trace: int | None,
-    read_trace: Callable[[], int | None],
+    trace: TraceKey | None,
+    is_unchanged: Callable[[], bool],
     map: Any,
     then: Any,
     row: Operator | FieldOperator,
@@ -55,24 +56,24 @@ def find_fusion(
     dtype: Any,
     *,
     sums: Sums,
-) -> tuple[Fusion, int | None]:
-    """Return what ``trace_fusion`` returns, of an equal call if there was one, and the number to know the call by.
+) -> tuple[Fusion, bool]:
+    """Return what ``trace_fusion`` returns, of an equal call if there was one, and whether equal calls may share it.
 
-    That is ``trace``, the number of what the functions read; None where they are to be traced at every call, as those
-    are that something changed while they ran: ``read_trace`` returns another number then.
+    ``trace``: what the functions read; None where they are to be traced at every call. ``is_unchanged`` is asked after
+    they ran: they are traced again where something changed meanwhile.
     """
     own = (row.name, kinds, masked, dtype, sums._replace(finish=None), torch.get_default_dtype())
     place = None if trace is None else (trace, *own)
     found = None if place is None else _TRACES.get(place)
     if found is not None:
-        return found, trace
+        return found, True
     found = trace_fusion(map, then, row, kinds, masked, dtype, sums)
-    if place is None or read_trace() != trace:
-        return found, None
+    if place is None or not is_unchanged():
+        return found, False
     if len(_TRACES) >= _MOST:
         _TRACES.clear()
     _TRACES[place] = found
-    return found, trace
+    return found, True
 
 
 def trace_fusion(

@@ -14,6 +14,7 @@ import dis
 import functools
 import math
 import operator
+import struct
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any, cast
 
@@ -47,12 +48,14 @@ class _Unproved(Exception):
 
 
 def key_of(function: Any) -> TraceKey | None:
-    """Return a key that is equal as long as all that a function can read is; None where that cannot be proved."""
+    """Return a key that is equal as long as all that a function can read is; None where that cannot be proved.
+
+    C++ compares functions with keys: ``runtime/native/source/traced.h``.
+    """
     if has_function_modes():  # which may compute something else
         return None
-    found: list[Any] = []
     try:
-        _describe(function, found, {})
+        return _describe(function, {})
     except (
         _Unproved,
         AttributeError,
@@ -60,46 +63,40 @@ def key_of(function: Any) -> TraceKey | None:
         ValueError,
     ):  # of a missing name, or an empty cell
         return None
-    return tuple(found)
 
 
-def _describe(value: Any, found: list[Any], functions: dict[FunctionType, int]) -> None:
-    """Add to ``found`` what a value is. ``functions``: those that are described already."""
+def _describe(value: Any, functions: dict[FunctionType, int]) -> TraceKey:
+    """Return what a value is: its type first. ``functions``: those that are described already."""
     kind = type(value)
     if kind in _CONSTANTS:
-        found += (kind, value)
-    elif kind is float:
-        found += (kind, value.hex())  # tells 0.0 from -0.0, and nan equals itself
-    elif kind is FunctionType:
+        return kind, value
+    if kind is float:
+        return kind, struct.pack("d", value)  # tells 0.0 from -0.0, and nan equals itself
+    if kind is FunctionType:
         if value.__dict__:  # attributes, that of functools.wraps among them
             raise _Unproved
         if value in _PURE or value in functions:
-            found += (callable, functions.get(value, value))
-        else:
-            functions[value] = len(functions)
-            _describe_function(value, found, functions)
-    elif kind is BuiltinFunctionType or kind is type:
+            return callable, functions.get(value, value)
+        functions[value] = len(functions)
+        return _describe_function(value, functions)
+    if kind is BuiltinFunctionType or kind is type:
         if value not in _PURE:  # such as a bound method of an object, or a function of a state of torch
             raise _Unproved
-        found += (callable, value)
-    elif kind is tuple:
-        found += (kind, len(value))
-        for each in value:
-            _describe(each, found, functions)
-    elif isinstance(value, pytree.TreeSpec):  # the structure of a tree of tensors, which never changes
-        found += (pytree.TreeSpec, value)
-    else:
-        raise _Unproved
+        return callable, value
+    if kind is tuple:
+        return kind, tuple([_describe(each, functions) for each in value])
+    if isinstance(value, pytree.TreeSpec):  # the structure of a tree of tensors, which never changes
+        return pytree.TreeSpec, value
+    raise _Unproved
 
 
-def _describe_function(function: FunctionType, found: list[Any], functions: dict[FunctionType, int]) -> None:
+def _describe_function(function: FunctionType, functions: dict[FunctionType, int]) -> TraceKey:
     code = function.__code__
     reads = _reads_of(code)
     if reads is None:
         raise _Unproved
-    found.append(code)
-    _describe(function.__defaults__, found, functions)
-    _describe(function.__kwdefaults__ and tuple(function.__kwdefaults__.items()), found, functions)
+    keywords = function.__kwdefaults__ and tuple(function.__kwdefaults__.items())
+    found: list[Any] = [FunctionType, code, _describe(function.__defaults__, functions)]
     spaces = function.__globals__
     for name, cell, attributes in reads:
         if cell is not None:
@@ -111,7 +108,8 @@ def _describe_function(function: FunctionType, found: list[Any], functions: dict
         for attribute in attributes:
             if isinstance(value, ModuleType):
                 value = getattr(value, attribute)
-        _describe(value, found, functions)
+        found.append((name, cell, attributes, _describe(value, functions)))
+    return (*found, _describe(keywords, functions)) if keywords else tuple(found)
 
 
 Read = tuple[str, int | None, tuple[str, ...]]  # a name, its cell of the closure if it is no global, and attributes

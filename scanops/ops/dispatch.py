@@ -20,7 +20,7 @@ from scanops.ops.node import ScanFunction, apply_operator
 from scanops.ops.schema import Outputs
 from scanops.ops.serving import AnyInputs, record_fused_call, serve
 from scanops.ops.summed_pass import SummedPass
-from scanops.requests.call import Call, FusedKey
+from scanops.requests.call import Call
 from scanops.requests.checks import scalar_of
 from scanops.requests.request import FusedInputs, Inputs, RequestKind, Tensors, check_request
 from scanops.requests.torch_state import (
@@ -42,16 +42,15 @@ def run(
     outs: Tensors = (),
     *,
     eager: bool | None = None,
-    fused_key: FusedKey | None = None,
 ) -> Outputs:
     """Return result, indices and carry-out, as far as they are asked for, by what the state of torch asks for.
 
     A kernel, one operator where torch follows the code, or PyTorch's operators. ``eager``: whether kernels may read the
-    tensors, as ``runs_kernels`` says. ``fused_key``: what a fused call is known by before its functions are traced.
+    tensors, as ``runs_kernels`` says.
     """
     eager = runs_kernels(given.flat) if eager is None else eager
     if eager:
-        return serve(call, given, run, outs, eager=True, fused_key=fused_key)
+        return serve(call, given, run, outs, eager=True)
     if is_plain_memory(given.flat) and given.differentiates:
         return _record(call, given, outs)
     if isinstance(given, FusedInputs):

@@ -10,29 +10,45 @@ from torch.compiler import is_compiling
 from scanops.ops.node import backward_pass
 from scanops.ops.saved import saved_mask
 from scanops.requests.arguments import resolve_call
-from scanops.requests.call import Call, FusedKey
+from scanops.requests.call import Call
 from scanops.requests.packed_sequences import PlainCall
 from scanops.requests.request import FusedInputs, Inputs, Needs, RequestKind, Tensors
+from scanops.requests.torch_state import runs_kernels
 from scanops.runtime import call_cache, native
 
 
-def register(asked: Call | FusedKey, given: Inputs | FusedInputs, known: call_cache.CachedLaunch) -> None:
+def register(asked: Call, given: Inputs, known: call_cache.CachedLaunch) -> None:
     """Let C++ serve calls like this one, if the kernel is the call's own and not a stand-in.
 
-    ``asked``: the call, or what a fused one is known by.
+    ``asked``: the call as the user gave it.
     """
     call = known.kind.request.call
-    if not known.launcher.own or call.per_segment or call.link is not None:
+    if call.per_segment or call.link is not None or not _should_register(known):
         return
-    if not native.should_register(known.launcher):
+    forward_only = call.complete or given.offsets is not None
+    parts = () if forward_only else _list_gradients(known.kind, given)
+    options = native.options_of(asked)
+    native.register_call(options, given, known.launcher, final=call.final, adjoints=parts)
+
+
+def register_functions(
+    call: Call, given: FusedInputs, options: dict[str, Any], functions: list[tuple[Any, Any]], *, has_mask: bool
+) -> None:
+    """Let C++ serve the next scan of equal functions, if a launch has served this one.
+
+    ``options``: as the user gave them. ``functions``: those among them, and an operator of the user's, each with what
+    it reads, as ``trace_keys`` describes it. ``has_mask``: whether the last operand is the user's mask.
+    """
+    if native.serve is None or is_compiling() or given.offsets is not None or not runs_kernels(given.flat):
         return
-    if not isinstance(asked, Call):
-        native.register_call(asked._asdict(), given, known.launcher)
-    elif isinstance(given, Inputs):  # its backward passes are asked for by no key that C++ reads
-        forward_only = call.complete or given.offsets is not None
-        parts = () if forward_only else _list_gradients(known.kind, given)
-        options = native.options_of(asked)
-        native.register_call(options, given, known.launcher, final=call.final, adjoints=parts)
+    known = call_cache.recall(call, given)[1]
+    if known is not None and _should_register(known):
+        native.register_call(options, given, known.launcher, traced=functions, has_mask=has_mask)
+
+
+def _should_register(known: call_cache.CachedLaunch) -> bool:
+    """Whether C++ is to be told of a launch: it is no stand-in, and C++ was not told of it often."""
+    return known.launcher.own and native.should_register(known.launcher)
 
 
 def register_chunks(call: Call, given: Inputs, view: PlainCall, result: Any) -> None:
@@ -44,7 +60,7 @@ def register_chunks(call: Call, given: Inputs, view: PlainCall, result: Any) -> 
         return
     viewed, eager = resolve_call(view.call, view.inputs, view.outs)
     known = call_cache.recall(viewed, view.inputs)[1] if eager and view.outs[0] is None else None
-    if known is None or not known.launcher.own or len(known.launcher.places) > 1:
+    if known is None or len(known.launcher.places) > 1:
         return
     pairs = zip((given.x, given.mask), (view.inputs.x, view.inputs.mask), strict=True)
     if any(
@@ -52,7 +68,7 @@ def register_chunks(call: Call, given: Inputs, view: PlainCall, result: Any) -> 
         for each, own in pairs
     ):
         return
-    if native.should_register(known.launcher):
+    if _should_register(known):
         native.register_call(native.options_of(call), given, known.launcher, shape=result.shape)
 
 

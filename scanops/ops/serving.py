@@ -19,7 +19,7 @@ from scanops.ops.native_calls import register
 from scanops.ops.node import ScanFunction, by_torch
 from scanops.ops.schema import Outputs
 from scanops.ops.summed_pass import SummedPass, compute_summed
-from scanops.requests.call import Call, FusedKey
+from scanops.requests.call import Call
 from scanops.requests.request import FusedInputs, Inputs, Request, RequestKind, Tensors, check_request
 from scanops.requests.segments import check_offsets
 from scanops.runtime import call_cache
@@ -64,21 +64,19 @@ def serve(
     *,
     eager: bool,
     record: Callable[..., Outputs] | None = None,
-    fused_key: FusedKey | None = None,
 ) -> Outputs:
     """Return result, indices and carry-out, as far as they are asked for, by a kernel or by the fallback.
 
-    ``scan`` is ``dispatch.run``, by which fused scans are made of plain ones where there is no kernel. ``eager`` and
-    ``fused_key`` are those of ``run``. ``record``: what makes the node of autograd, in place of
-    ``ScanFunction.record``.
+    ``scan`` is ``dispatch.run``, by which fused scans are made of plain ones where there is no kernel. ``eager`` is
+    that of ``run``. ``record``: what makes the node of autograd, in place of ``ScanFunction.record``.
     """
     if isinstance(given, FusedInputs) and call.summed:
         return _serve_summed(_recall_kind(call, given), given, scan, eager=eager)
     key = None
     if eager and all([out is None for out in outs]):
-        key, known = call_cache.recall(fused_key or call, given)
+        key, known = call_cache.recall(call, given)
         if known is not None:
-            return repeat(fused_key or call, given, known, scan, record)
+            return _repeat(call, given, known, scan, record)
     request = check_request(call, given, outs)
     if not eager:
         if request.x.is_cpu and call.fusion is None:  # whose plain scan is counted
@@ -93,21 +91,19 @@ def serve(
     return _compute(work, request.inputs, scan, record)
 
 
-def repeat(
-    asked: Call | FusedKey,
+def _repeat(
+    asked: Call,
     given: AnyInputs,
     known: call_cache.CachedLaunch,
     scan: Scan,
-    record: Callable[..., Outputs] | None = None,
+    record: Callable[..., Outputs] | None,
 ) -> Outputs:
-    """Return the results of a call like one before it, which ``known`` served.
-
-    C++ serves the next one, if it can. ``asked``: the call, or what a fused one is known by.
-    """
+    """Return the results of a call like one before it, which ``known`` served. C++ serves the next one, if it can."""
     call = known.kind.request.call
     if given.offsets is not None:  # the key has their shape, not their values
         check_offsets(call.name, given.offsets, given.x.expand(known.kind.request.shape), call.dim)
-    register(asked, given, known)
+    if isinstance(given, Inputs):  # others are known by their functions: ``register_functions``
+        register(asked, given, known)
     return _compute(known, given, scan, record)
 
 

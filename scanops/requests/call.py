@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import NoneType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -171,16 +171,6 @@ class Call:
     def of_arguments(arguments: tuple[Any, ...]) -> Call:
         """Return the call of an operator's arguments, the last of which may be missing: they are defaults."""
         return Call(**dict(zip(SCHEMA, arguments, strict=False)))
-
-
-class FusedKey(NamedTuple):
-    """What a fused call is known by before its functions are traced, in Python and in C++."""
-
-    trace: int  # the number of what the functions see
-    op: str
-    dim: int
-    reverse: bool
-    exclusive: bool
 
 
 _ACCUMULATE = (type(None), str, torch.dtype)

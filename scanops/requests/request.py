@@ -451,15 +451,17 @@ def check_fused(call: Call, given: FusedInputs) -> tuple[Call, FusedInputs]:
     if call.summed or fusion.sums:
         call = replace(call, summed=check_summed(call.name, call.summed, shape, dim))
         check_operands_of_sums(call.name, fusion, given.operands, call)
-    carry = carry_dtype_of(fusion)
-    lines = torch.empty((), dtype=carry, device=given.x.device).expand(shape)
-    if given.starts is not None:
-        given = replace(given, starts=segments.check_starts(call.name, given.starts, given.offsets, lines))
-    if given.offsets is not None:
-        given = replace(given, offsets=segments.check_offsets(call.name, given.offsets, lines, dim))
-    if given.initial is not None:
-        initial = checks.check_initial(call.name, given.initial, lines, line_shape(shape, dim), carry)
-        given = given.with_initial(initial)
+    starts, offsets, initial = given.starts, given.offsets, given.initial
+    if not (starts is None and offsets is None and initial is None):
+        carry = carry_dtype_of(fusion)
+        lines = torch.empty((), dtype=carry, device=given.x.device).expand(shape)
+        if starts is not None:
+            starts = segments.check_starts(call.name, starts, offsets, lines)
+        if offsets is not None:
+            offsets = segments.check_offsets(call.name, offsets, lines, dim)
+        if initial is not None:
+            initial = checks.check_initial(call.name, initial, lines, line_shape(shape, dim), carry)
+        given = FusedInputs(given.x, given.further, initial, starts, offsets)
     return replace(call, dim=dim, dtype=getattr(torch, fusion.outputs[0].dtype)), given
 
 

@@ -18,7 +18,7 @@ from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.lines import choose_variant
 from scanops.errors import UnsupportedRequest
 from scanops.forks import import_late, reset_in_child
-from scanops.requests.call import Call, FusedKey
+from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT
 from scanops.requests.request import FusedInputs, Inputs, Needs, Request, RequestKind, Tensors
 from scanops.runtime import native
@@ -64,7 +64,7 @@ def forget() -> None:
 reset_in_child(forget)  # kernels that the parent's worker builds are to be asked for again
 
 
-def recall(call: Call | FusedKey, inputs: Inputs | FusedInputs) -> tuple[Key | None, CachedLaunch | None]:
+def recall(call: Call, inputs: Inputs | FusedInputs) -> tuple[Key | None, CachedLaunch | None]:
     """Return the key of a call and what served it before. Without a key the call is checked every time."""
     key = key_of(call, inputs)
     try:
@@ -76,9 +76,9 @@ def recall(call: Call | FusedKey, inputs: Inputs | FusedInputs) -> tuple[Key | N
     return key, known
 
 
-def key_of(call: Call | FusedKey, inputs: Inputs | FusedInputs) -> Key | None:
+def key_of(call: Call, inputs: Inputs | FusedInputs) -> Key | None:
     """Return what is equal of equal calls: of one GPU, of fused and of sharded scans; None without such a key."""
-    if isinstance(call, Call) and not call.hashable:
+    if not call.hashable:
         return None
     try:
         return (call, environment.SCOPED.get(), *tensor_signature(inputs.flat))

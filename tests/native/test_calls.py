@@ -12,7 +12,7 @@ import shutil
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -41,6 +41,7 @@ from tests.native.conftest import Counted, Driver, entry_of
 from tests.numbers import matrix, oracle
 from tests.requests import test_bad_calls
 from tests.requests import test_repeats as repeats
+from tests.requests import test_trace_keys as trace_keys
 from tests.requests.checks import refused
 from tests.requests.recipes import OPS, Built, drawn, holds
 from tests.requests.test_allocations import Recorded
@@ -49,6 +50,16 @@ from tests.torch_integration.compilers import following
 from tests.torch_integration.rows import flat
 
 X = torch.arange(120.0).reshape(3, 40)
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def taught(call: Callable[[], Any]) -> Any:
@@ -175,6 +186,41 @@ def fused(*tensors: torch.Tensor, n: float = 2.0, **options: Any) -> Any:
     )
 
 
+SCALE, CUTS, ONE = 2.0, torch.tensor([0, 3, 40]), type("One", (int,), {})(1)
+OWN, OTHER = (
+    scanops.operator(
+        fields=("a", "b"),
+        combine=lambda older, newer: (older.a * newer.a, newer.b + newer.a * older.b),
+        identity=(1, 0),
+        project=project,
+    )
+    for project in (lambda state: state.b, lambda state: state.a)
+)
+
+
+def own(operator: Any, *tensors: torch.Tensor) -> Any:
+    return scanops.scan(tensors, operator, 1)
+
+
+def mapped(function: Callable[..., Any], x: Any = X, dim: Any = 1, **options: Any) -> Any:
+    return scanops.scan(x, "sum", dim, map=function, **options)
+
+
+def scale_by(factor: float) -> Callable[..., Any]:
+    return lambda x, factor=factor: torch.sigmoid(x) * factor + scale(x)
+
+
+def scale(x: Any) -> Any:
+    """A function that functions call."""
+    return x * SCALE
+
+
+def chunk_of(initial: Any, has_flags: bool) -> Any:
+    flags = {"segment_starts": X % 7 == 0} if has_flags else {}
+    options = {"initial": initial, "return_final": True, "mask": X % 3 > 0, **flags}
+    return scanops.scan((GATES, X), "linear", 1, map=lambda a, x: (torch.exp(-a), x), **options)
+
+
 # A call that is learnt, one like it, and whether that is known.
 ALIKE: dict[str, tuple[Callable[[], Any], Callable[[], Any], bool]] = {
     "other data": (summed, lambda: summed(X + 1), True),
@@ -194,6 +240,23 @@ ALIKE: dict[str, tuple[Callable[[], Any], Callable[[], Any], bool]] = {
         lambda: scanops.scan(-X, "prod", 1, then=torch.sub, mask=X > 5),
         True,
     ),
+    "another function of equal text": (lambda: mapped(lambda x: x * SCALE), lambda: mapped(lambda x: x * SCALE), False),
+    "functions made anew": (lambda: mapped(scale_by(2.5)), lambda: mapped(scale_by(5 / 2)), True),
+    "functions with another default": (lambda: mapped(scale_by(2.5)), lambda: mapped(scale_by(-2.5)), False),
+    "a function of torch": (lambda: mapped(torch.exp), lambda: mapped(torch.exp), True),
+    "a function and another dtype": (lambda: mapped(torch.exp), lambda: mapped(torch.exp, dtype=torch.float64), False),
+    "functions along a dimension that is no int": (
+        lambda: mapped(torch.exp, dim=ONE),
+        lambda: mapped(torch.exp),
+        False,
+    ),
+    "one tensor in a list": (lambda: mapped(torch.exp), lambda: mapped(torch.exp, [X]), True),
+    "one tensor in a list, without functions": (summed, lambda: scanops.scan([X], "sum", 1), False),
+    "functions and carries": (lambda: chunk_of(torch.ones(3), False), lambda: chunk_of(torch.zeros(3), False), True),
+    "functions and flags": (lambda: chunk_of(None, True), lambda: chunk_of(None, True), True),
+    "functions and offsets": (lambda: mapped(torch.exp, offsets=CUTS), lambda: mapped(torch.exp, offsets=CUTS), False),
+    "an own operator": (lambda: own(OWN, GATES, X), lambda: own(OWN, GATES + 1, -X), True),
+    "another own operator": (lambda: own(OWN, GATES, X), lambda: own(OTHER, GATES, X), False),
     "with a workspace": (lambda: summed(LINE), lambda: summed(LINE + 1), True),
     "carries of lines": (lambda: carried(torch.ones(3)), lambda: carried(torch.arange(3.0)), True),
     "one carry": (lambda: carried(torch.tensor(5.0)), lambda: carried(torch.tensor(16.0)), True),
@@ -212,6 +275,43 @@ def test_what_is_known(name: str, counted: Counted) -> None:
     native.forget()
     call_cache.forget()
     torch.testing.assert_close(found[0], then())
+
+
+CHANGED = [each for each in trace_keys.CHANGED if each is not trace_keys.default_dtype]
+changed = trace_keys.changed
+
+
+@pytest.mark.parametrize("scan", ["map", "operator"])
+@pytest.mark.parametrize("changed", CHANGED, indirect=True, ids=lambda make: make.__name__)
+def test_changes_of_functions_are_seen(changed: trace_keys.Changed, scan: str, counted: Counted) -> None:
+    """Whatever a function reads may change after C++ has served it."""
+    (make, reference), (function, change) = trace_keys.SCANS[scan], changed
+    call = make(function)
+    for _ in range(2):
+        for _ in range(4):
+            torch.testing.assert_close(call(), reference(function))
+        change()
+
+
+@pytest.mark.parametrize("name", trace_keys.ORDINARY)
+def test_functions_that_are_made_anew(name: str, counted: Counted) -> None:
+    """They are the same to C++; one that calls itself is left to Python."""
+    make = trace_keys.ORDINARY[name]
+
+    def call() -> Any:
+        return scanops.scan((trace_keys.X,), "sum", 0, map=make())
+
+    expected = taught(call)
+    found: list[Any] = []
+    assert counted.during(lambda: found.append(call())) == (name != "recursion")
+    torch.testing.assert_close(found[0], expected)
+
+
+def test_the_default_dtype_is_seen(counted: Counted) -> None:
+    x = torch.arange(4)
+    taught(lambda: mapped(lambda x: x * 0.5, x.view(1, 4)))
+    with default_dtype(torch.float64):
+        assert mapped(lambda x: x * 0.5, x.view(1, 4)).dtype == torch.float64
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

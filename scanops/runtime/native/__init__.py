@@ -6,6 +6,8 @@ has passed and every error is Python's. A miss goes to Python, and so does what 
 forward differentiation, ``out=``, a number as carry-in, carries of segments, stand-ins, and gradients of complete scans
 and of segments by offsets. The values of offsets are no part of a key: Python checks them where C++ has not seen them.
 
+Functions of a fused scan are known by what they read (``scanops.fusion.trace_keys``), which C++ reads at each call.
+
 Python and C++ name what they exchange: tensors and options of a call as ``Serve`` does, the rest by the fields of named
 tuples. The order of tensors that are saved is that of ``SavedTensors``, which is compared with C++'s when it is loaded.
 
@@ -25,7 +27,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -57,13 +59,12 @@ class Serve(Protocol):
     def __call__(
         self,
         *,
-        x: Any,
+        x: Any,  # of a fused scan also several tensors
         mask: Any = None,
         gate: Any = None,
         initial: Any = None,
         starts: Any = None,
         offsets: Any = None,
-        further: tuple[torch.Tensor, ...] = (),  # of a fused scan
         op: Any,
         dim: Any,
         reverse: Any = None,
@@ -73,7 +74,8 @@ class Serve(Protocol):
         accumulate: Any = None,
         complete: Any = None,
         chunk: Any = None,
-        trace: int | None = None,  # of a fused scan: the number of its functions
+        map: Any = None,
+        then: Any = None,
         function: str | None = None,  # of a call of ranks: the public function, and its own keywords
         method: Any = None,
         spans: Any = None,
@@ -183,24 +185,33 @@ def register_call(
     adjoints: tuple[CallGradient, ...] = (),
     shape: torch.Size | None = None,
     link: LinkedCall | None = None,
+    traced: Sequence[tuple[object, tuple[object, ...]]] = (),
+    has_mask: bool = False,
 ) -> None:
     """Let C++ serve calls like this one, which ``launcher`` has served.
 
     ``options`` is what ``serve`` is given beside the tensors. ``final``: whether the carry-out is the last result.
     ``adjoints``: each gradient that the call may be asked for. ``shape``: that of the result, where it is another view
-    of what the launcher writes.
+    of what the launcher writes. ``traced``: functions among the options, each with what it reads. ``has_mask``: whether
+    the last of further operands is given as the mask.
     """
     module, template, on_gpu = _MODULES[0], launcher.template, inputs.x.is_cuda
     further = inputs.flat[FURTHER_AT:]
-    if len(further) > module.MOST_FURTHER or not (on_gpu or emulator.ACTIVE.get()):
+    if len(further) > module.MOST_FURTHER + has_mask or not (on_gpu or emulator.ACTIVE.get()):
         return
+    for each, key in traced:
+        module.trace(each, key)
     if shape is not None:
         (output,) = template.outputs
         template = template._replace(outputs=((output[0], shape, output[2]),))
     names = Inputs._fields[:FURTHER_AT]
     places = [*map(module.OPERANDS.index, names), *range(len(module.OPERANDS), len(module.OPERANDS) + len(further))]
+    fields = {**dict(zip(names, inputs.flat, strict=False)), **options}
+    if has_mask:
+        places[-1] = module.OPERANDS.index("mask")
+        further, fields["mask"] = further[:-1], further[-1]
+    fields["x"] = (inputs.x, *further) if further else inputs.x
     reads = tuple((which, places[place], skip) for which, (_, place, skip) in enumerate(launcher.reads))
-    fields = {**dict(zip(names, inputs.flat, strict=False)), "further": further, **options}
     launches = (NativeLaunch(template, reads, launcher),)
     module.register_call(fields, _multiprocessors(on_gpu), launches, final, adjoints, link)
 

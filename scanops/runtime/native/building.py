@@ -26,7 +26,7 @@ from scanops.store.library import Library, load
 
 PREBUILT = Path(__file__).with_name("prebuilt")
 _FOLDER = Path(__file__).with_name("source")
-_FILES = ("call.h", "table.h", "gradient.h", "patch.h", "module.cpp")  # each includes the one before
+_FILES = ("traced.h", "call.h", "table.h", "gradient.h", "patch.h", "module.cpp")  # each includes the one before
 _OWN = re.compile(r'^#(pragma once|include ".*")\n', re.MULTILINE)
 
 

@@ -1,6 +1,8 @@
 // What a call is known by: every fact that the checks, the choice of a kernel and its arguments depend on, as numbers.
 #pragma once
 
+#include "traced.h"
+
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -11,7 +13,6 @@
 
 #include <array>
 #include <cstdint>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <vector>
@@ -23,42 +24,24 @@ using Key = c10::SmallVector<int64_t, 64>;
 using Operands = c10::SmallVector<at::Tensor, 12>;
 
 // What a call reads and what its gradient may read, then its options, by the names in kNames. Of the first kNeeds a
-// gradient may be wanted. Behind them are offsets and the further tensors of a fused scan, of whose calls no gradient is
-// computed here; behind `chunk` is what other calls than those of one tensor are known by.
+// gradient may be wanted. Behind them are offsets, and among the operands the further tensors of a fused scan, of whose
+// calls no gradient is computed here; behind `chunk` is what other calls than those of one tensor are known by.
 enum Field : size_t {
     kX, kMask, kGate, kInitial, kNeeds,
     kY = kNeeds, kIndices, kStarts, kSaved,
-    kOffsets = kSaved, kFurther, kOptions,
+    kOffsets = kSaved, kFurther, kOptions = kFurther,
     kOp = kOptions, kDim, kReverse, kExclusive, kFinal, kDtype, kAccumulate, kComplete, kChunk,
-    kTrace, kFunction, kMethod, kSpans, kGroup, kFields
+    kMap, kThen, kFunction, kMethod, kSpans, kGroup, kFields
 };
 constexpr std::array<const char*, kFields> kNames{
-    "x", "mask", "gate", "initial", "y", "indices", "starts", "offsets", "further",
+    "x", "mask", "gate", "initial", "y", "indices", "starts", "offsets",
     "op", "dim", "reverse", "exclusive", "final", "dtype", "accumulate", "complete", "chunk",
-    "trace", "function", "method", "spans", "group"};
+    "map", "then", "function", "method", "spans", "group"};
 constexpr size_t kMostFurther = 4;  // further tensors, which stand behind the others among the operands of a call
 constexpr int64_t kAlignment = 16;  // bytes; scanops.requests.geometry.ALIGNMENT
 
-// Pass Python's error on, through C++ and through autograd's threads. Needs the interpreter's lock.
-[[noreturn]] inline void raise() {
-    python_error error;
-    error.persist();
-    throw error;  // NOLINT: by value, as torch does
-}
-
-// A reference to an object, dropped from whatever thread.
-using Reference = std::shared_ptr<PyObject>;
-
-inline Reference held(PyObject* object) {
-    return Reference(Py_NewRef(object), [](PyObject* each) {
-        const auto state = PyGILState_Ensure();
-        Py_DECREF(each);
-        PyGILState_Release(state);
-    });
-}
-
 // An option as part of a key: its type counts too, since True is equal to 1.
-enum class Type : int64_t { kFlag, kNumber, kWord, kDtype, kObject };
+enum class Type : int64_t { kFlag, kNumber, kWord, kDtype, kObject, kTraced };
 struct Option {
     Type type;
     int64_t value;
@@ -88,14 +71,9 @@ class CallFields {
         if (value == Py_None) return true;
         given_ |= uint32_t{1} << field;
         objects_[field] = value;
-        if (field < kFurther) return read_tensor(operands[field], value);
         if (field >= kOptions) return read_option(options_[field - kOptions], value, field == kGroup);
-        if (!PyTuple_Check(value) || PyTuple_GET_SIZE(value) > Py_ssize_t{kMostFurther}) return false;
-        for (Py_ssize_t n = 0; n < PyTuple_GET_SIZE(value); ++n) {
-            operands.emplace_back();
-            if (!read_tensor(operands.back(), PyTuple_GET_ITEM(value, n))) return false;
-        }
-        return true;
+        if (field == kX && (PyTuple_CheckExact(value) || PyList_CheckExact(value))) return read_tensors(value);
+        return read_tensor(operands[field], value);
     }
 
     // Put an option in place of what was read.
@@ -114,6 +92,7 @@ class CallFields {
             key.push_back(static_cast<int64_t>(n) * 8 + static_cast<int64_t>(options_[n].type));
             key.push_back(options_[n].value);
         }
+        if (is_list_ && !has(kMap) && !has(kThen)) key.push_back(-1);  // of one tensor it is not that of the tensor
         return key;
     }
 
@@ -141,6 +120,17 @@ class CallFields {
         return true;
     }
 
+    // The first of several tensors, then further ones.
+    bool read_tensors(PyObject* several) {
+        const Py_ssize_t count = PySequence_Fast_GET_SIZE(several);
+        if (count < 1 || count > Py_ssize_t{1 + kMostFurther}) return false;
+        is_list_ = true;
+        operands.resize(kFurther + static_cast<size_t>(count) - 1);
+        for (Py_ssize_t n = 0; n < count; ++n)
+            if (!read_tensor(operands[n ? kFurther + n - 1 : kX], PySequence_Fast_GET_ITEM(several, n))) return false;
+        return true;
+    }
+
     // The owner of a key with an object in it keeps that alive.
     static bool read_option(Option& option, PyObject* value, bool is_object) {
         if (is_object) {
@@ -156,12 +146,16 @@ class CallFields {
         } else if (THPDtype_Check(value)) {
             option = {Type::kDtype, static_cast<int64_t>(reinterpret_cast<THPDtype*>(value)->scalar_type)};
         } else {
-            return false;
+            const auto number = traced().find(value);
+            if (!number) return false;
+            const auto dtype = c10::typeMetaToScalarType(c10::get_default_dtype());  // of the numbers in expressions
+            option = {Type::kTraced, *number * 256 + static_cast<int64_t>(dtype)};
         }
         return true;
     }
 
-    uint32_t given_ = 0;  // which fields are not None: values of others are never read
+    bool is_list_ = false;  // whether x was a list or a tuple
+    uint32_t given_ = 0;    // which fields are not None: values of others are never read
     std::array<Option, kFields - kOptions> options_;
     std::array<PyObject*, kFields> objects_;
     const std::array<PyObject*, kFields>& names_ = names();

@@ -147,10 +147,11 @@ Reference held_attribute(const py::handle& from, const char* name) {
     return found.is_none() ? nullptr : held(found.ptr());
 }
 
-CallFields read_fields(const py::handle& fields) {
+// None of a call that serve() leaves to Python.
+std::optional<CallFields> read_fields(const py::handle& fields) {
     CallFields call;
     for (const auto& [name, value] : fields.cast<py::dict>())
-        if (!call.read(name.ptr(), value.ptr())) throw py::type_error("a call that is not read here");
+        if (!call.read(name.ptr(), value.ptr())) return std::nullopt;
     return call;
 }
 
@@ -160,7 +161,9 @@ PyObject* register_call(PyObject*, PyObject* given) {
     HANDLE_TH_ERRORS
     const auto [fields, multiprocessors, launches, final, adjoints, link] =
         py::handle(given).cast<std::tuple<py::dict, int64_t, py::tuple, bool, py::tuple, py::object>>();
-    const CallFields call = read_fields(fields);
+    const auto read = read_fields(fields);
+    if (!read) Py_RETURN_NONE;
+    const CallFields& call = *read;
     const auto needs = find_needs(call.operands);
     if (!needs && !link.is_none()) Py_RETURN_NONE;
     const auto entry = entry_of(key_of(call, needs.value_or(0)), call.operands, multiprocessors, launches);
@@ -202,6 +205,17 @@ PyObject* register_gradient(PyObject*, PyObject* given) {
 PyObject* clear(PyObject*, PyObject*) {
     HANDLE_TH_ERRORS
     table().clear();
+    traced().clear();
+    Py_RETURN_NONE;
+    END_HANDLE_TH_ERRORS
+}
+
+// trace(object, key): a function, or an operator of the user's, whose trace follows from what the key holds
+PyObject* trace(PyObject*, PyObject* given) {
+    HANDLE_TH_ERRORS
+    PyObject *object, *key;
+    if (!PyArg_ParseTuple(given, "OO!", &object, &PyTuple_Type, &key)) return nullptr;
+    traced().put(object, key);
     Py_RETURN_NONE;
     END_HANDLE_TH_ERRORS
 }
@@ -250,7 +264,7 @@ PyObject* install(PyObject*, PyObject* given) {
     const Small read{
         read_field<int64_t>(limits, "bytes"), read_field<int64_t>(limits, "row_items"),
         read_field<int64_t>(limits, "column_items"), read_field<int64_t>(limits, "single_bytes")};
-    found->install(read_fields(fields), is_functional, is_recorded, read, sharded, blocks);
+    found->install(read_fields(fields).value(), is_functional, is_recorded, read, sharded, blocks);
     Py_RETURN_NONE;
     END_HANDLE_TH_ERRORS
 }
@@ -271,6 +285,7 @@ PyMethodDef methods[] = {
     {"register_gradient", register_gradient, METH_VARARGS, nullptr},
     {"serve", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(serve)), METH_FASTCALL | METH_KEYWORDS, nullptr},
     {"size", size, METH_NOARGS, nullptr},
+    {"trace", trace, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -288,7 +303,7 @@ extern "C" __attribute__((visibility("default"))) PyObject* PyInit_scanops_nativ
     if (made == nullptr) return nullptr;
     const py::handle module(made);
     module.attr("OPERANDS") = py::reinterpret_steal<py::object>(scanops::field_names(0, scanops::kFurther));
-    module.attr("OPTIONS") = py::reinterpret_steal<py::object>(scanops::field_names(scanops::kOptions, scanops::kTrace));
+    module.attr("OPTIONS") = py::reinterpret_steal<py::object>(scanops::field_names(scanops::kOptions, scanops::kMap));
     module.attr("MOST_FURTHER") = scanops::kMostFurther;
     return made;
     END_HANDLE_TH_ERRORS
