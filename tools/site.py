@@ -8,6 +8,8 @@ reference is made of docstrings and of the commands; a public name without a doc
 from __future__ import annotations
 
 import functools
+import importlib
+import inspect
 import posixpath
 import re
 from collections.abc import Iterator
@@ -66,6 +68,22 @@ class Doctests(griffe.Extension):
         for name, member in list(cls.members.items()):
             if not member.is_alias and member.is_attribute and str(getattr(member, "value", "")) == "late_field()":
                 del cls.members[name]
+
+    def on_function_instance(self, *, func: griffe.Function, **_: Any) -> None:
+        """Show the keywords that a function passes on to another one, as ``help`` does."""
+        if any("list_keywords_of" in str(each.value) for each in func.decorators):
+            known = inspect.signature(getattr(importlib.import_module(func.module.path), func.name)).parameters
+            func.parameters = griffe.Parameters(
+                *(
+                    griffe.Parameter(
+                        each.name,
+                        annotation=each.annotation,
+                        kind=griffe.ParameterKind[each.kind.name.lower()],
+                        default=None if each.default is each.empty else repr(each.default),
+                    )
+                    for each in known.values()
+                )
+            )
 
     def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
         """Fence the examples of one docstring."""
