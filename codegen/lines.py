@@ -15,11 +15,17 @@ from scanops.errors import UnsupportedRequest
 
 PANEL_LINES = 32  # adjacent lines per block where tiles are transposed
 SPLIT_LENGTH = 8192  # below this one block scans a row in less time than blocks take to exchange totals
+# Up to so many items, too, where a block's registers hold them. H200, us by one block a row and by several: sum,
+# 100 x 8192, 5.3 and 6.9, 100 x 16384, 7.2 and 8.4; 1 x 16384, 5.1 and 5.2; 1 x 32768, 7.2 and 5.3.
+ONE_BLOCK = 16384
 LINE_BYTES = 128  # of a cache line, which is fetched together
 COLUMN_LENGTH = 1024  # up to this length a column is a few tiles, which one block walks
 THREAD_STATES = 4  # of a line in a thread
 FEW_THREADS = 384  # of a multiprocessor: a scan with states that has fewer is planned for few lines
-FEW_ITEMS = 2**22  # in all rows: above it persistent blocks are faster, 17 us and 21 us (H200)
+# In all rows: above it persistent blocks are faster. H200, us by them and by a block for each tile: sum, 100 x 65536,
+# 19.7 and 17.6, 30 x 262144, 21.3 and 20.9, 6 x 1048576, 21.0 and 18.9; recurrences in bfloat16 18.9 and 16.9, 19.3 and
+# 21.1, 20.2 and 18.8.
+FEW_ITEMS = 2**23
 
 
 def choose_variant(spec: ScanSpec, lines: int, multiprocessors: int) -> Variant:

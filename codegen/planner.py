@@ -21,7 +21,7 @@ from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.former_names import translate_plan
 from scanops.codegen.fragments import fragments
 from scanops.codegen.kernel_key import MANY, KernelKey, variant_for
-from scanops.codegen.lines import SPLIT_LENGTH
+from scanops.codegen.lines import ONE_BLOCK, SPLIT_LENGTH
 from scanops.codegen.spec import ScanSpec, spec_of
 from scanops.codegen.strategies import (
     block,
@@ -194,9 +194,10 @@ def strategy_of(key: KernelKey) -> str:
             return "staged"
         if warp.fits(spec):
             return "warp"
-    if few and spec.capacity >= SPLIT_LENGTH:
+    one_tile = block.fits(spec, key.architecture)
+    if few and spec.capacity >= SPLIT_LENGTH and not (one_tile and spec.capacity <= ONE_BLOCK and not spec.linked):
         return "split"
-    return "block" if block.fits(spec, key.architecture) else "persistent"
+    return "block" if one_tile else "persistent"
 
 
 def class_of(key: KernelKey, also_read: Iterable[str] = ()) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from scanops.codegen.fragments import fragments
 from scanops.codegen.kernel_key import KernelKey
 from scanops.codegen.shapes import find_shape
 from scanops.codegen.spec import ScanSpec
@@ -134,10 +133,9 @@ def split(key: KernelKey) -> SplitPlan:
     """Plan tiles in registers, smaller for shorter rows."""
     spec, target = key.spec, key.architecture
     items, boundary, _ = rows.row_of(spec)
-    row_bytes = spec.capacity * fragments(spec).state_bytes
-    shape = find_shape("split", row_bytes)
-    threads, preferred = shape.take("threads", "vectors")
-    vectors = min(preferred, rows.vectors_in_registers(spec, items))
+    shape = find_shape("split", spec.capacity)
+    threads, tile = shape.take("threads", "tile")
+    vectors = max(1, min(tile // (threads * items), rows.vectors_in_registers(spec, items)))
     while vectors > 1 and rows.registers_of(spec, items, vectors) + BOARD_REGISTERS > most_registers(target, threads):
         vectors -= 1
     return SplitPlan(

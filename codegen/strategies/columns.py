@@ -174,7 +174,7 @@ def _few(spec: ScanSpec, target: Target) -> ColumnsPlan:
 
 def _narrow(spec: ScanSpec, target: Target) -> ColumnsPlan:
     """The plan of column tiles narrower than a cache line: one tile where a block holds all rows, else a loop."""
-    vector = column_tile.column_width(spec)
+    vector = column_tile.fit_width(spec) if spec.aligned else column_tile.column_width(spec)
     lanes = column_tile.lanes_across(spec, vector, WARP)
     shape = find_shape("columns narrow")
     threads, most, stages, blocks = shape.take(*NARROW)

@@ -27,7 +27,7 @@ from scanops.codegen.exports.texts import units_of
 from scanops.codegen.figures import estimate_registers, lines_for
 from scanops.codegen.kernel_key import FEW, MANY, KernelKey
 from scanops.codegen.launch import MOST_BLOCKS, Launch, Numbers
-from scanops.codegen.lines import SPLIT_LENGTH, any_length, choose_variant, key_for, keys_for
+from scanops.codegen.lines import ONE_BLOCK, SPLIT_LENGTH, any_length, choose_variant, key_for, keys_for
 from scanops.codegen.source import HOST_SIDE, render
 from scanops.codegen.spec import MAX_LENGTH
 from scanops.codegen.targets import TARGETS, occupancy, target_named
@@ -72,9 +72,9 @@ def test_the_grid_is_bounded(spec: ScanSpec, target: str, few: bool) -> None:
 STRATEGIES = {
     "warp": "n4 n128 n100-strided n15-transposed n16-few-transposed",
     "staged": "n1 n100 n600",
-    "block": "n4096 n32768 n4096-mask_b8-transposed-strided_mask",
+    "block": f"n4096 n32768 n{ONE_BLOCK}-few n4096-mask_b8-transposed-strided_mask",
     "persistent": f"n65536 n{MAX_LENGTH}",
-    "split": f"n1048576-few-strided n{SPLIT_LENGTH}-few",
+    "split": f"n1048576-few-strided n{ONE_BLOCK + 4}-few n{SPLIT_LENGTH}-few-linked",
     "transposed": "n16-transposed n4096-inner16-transposed",
     "columns": "n4096-inner15-transposed n1-inner2",
     "columns_lookback": f"n{MAX_LENGTH}-inner{MAX_LENGTH}-few n4096-inner1024-unaligned n4096-inner1024-columns "
@@ -93,7 +93,7 @@ def test_which_strategy(strategy: str) -> None:
 SITUATIONS = {
     "sum-f32-n8191": {1: False},
     "sum-f32-n8192": {1: True, 131: True, 132: False},
-    "sum-f32-n1048576": {4: True, 5: False},  # more items are faster by persistent blocks
+    "sum-f32-n1048576": {8: True, 9: False},  # more items are faster by persistent blocks
     "sum-f32-any": {1: True, 200: False},
     "sum-f32-n65536-transposed": {1: True, 2111: True, 2112: False},  # column tiles of 32 lines on half of the GPU
     "sum-f32-n16-inner64": {64: True, 66 * 64: True, 67 * 64: False},
@@ -313,7 +313,7 @@ def test_each_measured_shape_is_used() -> None:
     [
         ("sum-f32-n4096-unaligned", False, "block misaligned, vector loads of a row up to 4096", {"vectors": 13}),
         ("sum-f32-n20000-offsets_i32", False, "persistent, bytes of an item of the output up to 4", {"stages": 4}),
-        ("sum-f32-n1048576", True, "split", {"threads": 512, "vectors": 8}),
+        ("sum-f32-n1048576", True, "split, items of a row up to 1048576", {"threads": 512, "vectors": 4}),
         ("sum-f32-n1024-inner1024", False, "columns staged, rows up to 1024", {"threads": 512, "items": 8}),
         ("prod-f64-n1048576-inner6-exclusive", True, "columns_lookback few", {"threads": 256}),
     ],
