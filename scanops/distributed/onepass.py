@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from scanops.codegen.dtypes import dtype_named
-from scanops.distributed import autograd_node, call_programs
+from scanops.distributed import call_programs
 from scanops.distributed.call_order import CallOrder
 from scanops.distributed.call_programs import CallProgram
 from scanops.distributed.composed import compose_gradients
@@ -170,11 +170,13 @@ class OnePass:
             self._constant = torch.full((), self._number, dtype=scan.carry, device=link.device)
         self._like_x = given.x.shape, given.x.dtype
         self._like_initial = (initial.shape, initial.dtype) if isinstance(initial, Tensor) else None
-        leaves = (*given[:3], self._tensor_of(given))
-        self._needs: Needs = tuple([scan.recorded and each is not None and each.requires_grad for each in leaves])
+        leaves = given.differentiable
+        self._needs: Needs = tuple(
+            [scan.recorded and isinstance(each, Tensor) and each.requires_grad for each in leaves]
+        )
         self.reads_initial = scan.is_first and initial is not None  # whether this rank's kernel does
         self._own_needs = (*self._needs[:3], self._needs[3] and self.reads_initial)  # of this rank's kernels
-        own = Inputs(*given[:4], None, self._carry_in(given))
+        own = given._replace(offsets=None, initial=initial if self.reads_initial else None)
         self.kind = kind = RequestKind(check_request(self._call, own))
         kind.is_cached = True
         self._keeps = saved_mask(kind, self._needs)
@@ -189,33 +191,18 @@ class OnePass:
         self.launcher: Launcher | None = None  # that has served the call, for C++
         self.adjoint: int | None = None  # by which C++ asks for gradients
 
-    def _tensor_of(self, given: Inputs) -> Tensor | None:
-        return given.initial if self._number is None else None
-
-    def _carry_in(self, given: Inputs) -> Tensor | None:
-        """Return the carry-in that this rank's kernel reads."""
-        if not self.scan.is_first:
-            return None
-        return self._constant if self._number is not None else given.initial
-
     # ---- forward
-
-    def run(self, given: Inputs) -> Outputs:
-        """Return the outputs for tensors like those of the call."""
-        if self.scan.recorded:
-            return autograd_node.record(self, given)
-        self.note()
-        return self.finish(self.launch(given))[0]
 
     def note(self) -> tuple[int, int]:
         """Let other ranks hear of the call; return its place in the order of calls, which its backward pass notes."""
         self.order.note(self.scan.message)
         return self.scan.group.ledger.count, self.order.count
 
-    def launch(self, given: Inputs) -> Outputs:
+    def launch(self, tensors: Tensors) -> Outputs:
         """Return what this rank's kernel writes for tensors like those of the call."""
+        initial = (tensors[5] if self._constant is None else self._constant) if self.scan.is_first else None
         try:
-            found: Outputs = self._launch(*given[:4], self._carry_in(given))  # type: ignore[assignment]
+            found: Outputs = self._launch(*tensors[:4], initial)  # type: ignore[assignment]
         except Exception:  # whatever it is: kernels of other ranks wait for this one's
             self.link.abandon()
             raise
@@ -241,15 +228,16 @@ class OnePass:
         """Whether Python does something after the launch."""
         return self._final is not None or self._reads_entered
 
-    def compute(self, given: Inputs, needs: Needs) -> tuple[Outputs, Tensors, tuple[int, int]]:
+    def compute(self, tensors: Tensors) -> tuple[Outputs, Tensors, tuple[int, int]]:
         """Return the outputs, what is saved in the order of nodes in C++, and the place of the call."""
         noted = self.note()
-        outputs, entered = self.finish(self.launch(given))
-        if not self.saves:
+        outputs, entered = self.finish(self.launch(tensors))
+        if not (self.scan.recorded and self.saves):
             return outputs, (), noted
         y = outputs[0] if self._keeps[4] else None
-        initial = self._constant if self._constant is not None else self._tensor_of(given)
-        return outputs, (*given[:3], initial, y, None, given.starts, entered), noted
+        x, mask, gate, starts, _, initial = tensors
+        initial = initial if self._constant is None else self._constant
+        return outputs, (x, mask, gate, initial, y, None, starts, entered), noted
 
     # ---- backward
 
@@ -265,7 +253,7 @@ class OnePass:
         flags = (True, True, True, True, self._keeps[4], False, True) if self.saves else ()
         return sum(flag << place for place, flag in enumerate(flags))
 
-    def differentiate(self, needs: Needs, saved: Tensors | None, grads: Tensors, noted: tuple[int, int]) -> Tensors:
+    def differentiate(self, saved: Tensors, grads: Tensors, noted: tuple[int, int]) -> Tensors:
         """Return the gradients as ``NAMES``."""
         grad, of_final = grads[0], grads[1] if len(grads) > 1 else None
         *tensors, entered = saved or (None,) * 8

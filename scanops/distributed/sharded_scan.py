@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
 from scanops import torch_private as private
-from scanops.distributed import autograd_node, shards
+from scanops.distributed import shards
 from scanops.distributed.composed import scan_traced
 from scanops.distributed.exchange import Exchange
 from scanops.distributed.groups import Group, is_captured
@@ -19,6 +18,7 @@ from scanops.distributed.prepared import Prepared, prepare
 from scanops.distributed.shards import Carry, record_with
 from scanops.distributed.spans import join_spans
 from scanops.distributed.twopass import TwoPass
+from scanops.ops.node import ScanFunction, ShardedForward
 from scanops.requests.call import Call
 from scanops.requests.geometry import line_shape
 from scanops.requests.request import Inputs
@@ -27,11 +27,6 @@ from scanops.runtime import call_cache
 __all__ = ["scan_sharded"]
 
 Outputs = tuple[Tensor, ...]
-MOST_CALLS = 1024  # prepared calls of a group
-
-
-class ServedCalls(dict[Any, "ServedCall"]):
-    """What serves the calls of a group, by what is equal of equal calls."""
 
 
 def scan_sharded(who: str, call: Call, given: Inputs, asked: Call | None = None) -> Outputs:
@@ -49,24 +44,19 @@ def scan_sharded(who: str, call: Call, given: Inputs, asked: Call | None = None)
         if 0 in shard.lines:
             return _scan_nothing(scan, given)
         return scan_traced(who, scan, shard, given.initial)
-    calls, key = group.ledger.keep(ServedCalls), _key_of(who, call, given)
-    try:
-        served = None if key is None else calls.get(key)
-    except TypeError:  # an option that has no hash, which the checks refuse
-        key = served = None
+    served: ServedCall | None
+    key, served = call_cache.recall_prepared(_key_of(who, call, given))
     if served is None:
         served = ServedCall(prepare(who, call, given)[0], call, asked)
         if key is not None:
-            if len(calls) >= MOST_CALLS:
-                calls.clear()
-            calls[key] = served
+            call_cache.remember(call_cache.PREPARED, key, served)
     if not served.is_alone and is_captured(given.x.device):
         group.check_captured(who)
     return served.run(given)
 
 
-def _key_of(who: str, call: Call, given: Inputs) -> Any:
-    """Return what is equal of equal calls of a group, or None for calls that are prepared anew."""
+def _key_of(who: str, call: Call, given: Inputs) -> call_cache.Key | None:
+    """Return the key of the call with what else is equal of equal calls of ranks; None for calls without one."""
     if private.are_transforms_active() or private.dual_level() >= 0 or private.count_modes():
         return None
     initial = None if isinstance(given.initial, Tensor) else given.initial
@@ -134,11 +124,18 @@ class ServedCall:
                 self._onepass = OnePass(scan, link, whole)
             if self._asked is not None and self._sharding is not None and self._is_plain and whole is read:
                 self._onepass.register(self._asked, self._sharding, given)
-            found = self._onepass.run(whole)
+            found = self._compute(self._onepass, whole)
             return (found[0].narrow(scan.call.dim, 0, 0), *found[1:]) if is_empty else found
         if self._twopass is None:
             self._twopass = TwoPass(scan, read)
-        return autograd_node.record(self._twopass, read) if scan.recorded else self._twopass.run(read)[0]
+        return self._compute(self._twopass, read)
+
+    def _compute(self, method: OnePass | TwoPass, given: Inputs) -> Outputs:
+        """Return the outputs of a method, recorded by autograd where a gradient is wanted."""
+        tensors = (*given[:5], given.initial if isinstance(given.initial, Tensor) else None)
+        if self.scan.recorded:
+            return ScanFunction.record(ShardedForward(method), tensors)
+        return method.compute(tensors)[0]
 
     def _compare(self, read: Inputs) -> None:
         """Compare the call of ranks that have no states to exchange."""

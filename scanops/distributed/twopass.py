@@ -97,30 +97,26 @@ class TwoPass:
         if isinstance(initial, Tensor):
             self._like_initial = (initial.shape, initial.dtype)
         self._device = device
-        self._spans: dict[Needs, tuple[Span, ...]] = {}
-        self._forwards: dict[Needs | None, CallProgram] = {}
+        self._needs: Needs = ()  # which gradients are wanted; none where autograd does not record the call
+        if scan.recorded:
+            self._needs = tuple([isinstance(each, Tensor) and each.requires_grad for each in given.differentiable])
+        self._spans: tuple[Span, ...] = ()
+        self._forward = CallProgram(self._record)
         self._backwards: dict[object, CallProgram] = {}
 
     # ---- forward
 
-    def compute(self, given: Inputs, needs: Needs) -> tuple[Outputs, Tensors, int]:
+    def compute(self, tensors: Tensors) -> tuple[Outputs, Tensors, int]:
         """Return the outputs, what the node saves, and the number of the exchange."""
-        outputs, saved = self.run(given, needs)
-        return outputs, self._list_kept(given, saved), self.scan.group.ledger.count
-
-    def run(self, given: Inputs, needs: Needs | None = None) -> tuple[Outputs, Tensors]:
-        """Return the outputs, and what gradients ``needs`` read."""
-        program = self._forwards.get(needs)
-        if program is None:
-            program = self._forwards[needs] = CallProgram(partial(self._record, needs))
-        initial = given.initial if self.number is None else None
-        found = program(*given[:5], initial, *self._constants)
+        found = self._forward(*tensors, *self._constants)
         count = 1 + bool(self._shard.row.indices) + self.scan.final
+        x, mask, gate, *_, initial = tensors
+        saved = (None,) * 3 if self._shard.is_plain_sum else (x, mask, gate)
         outputs: Outputs = found[:count]  # type: ignore[assignment]
-        return outputs, found[count:]
+        return outputs, (*saved, initial, *found[count:]), self.scan.group.ledger.count
 
     def _record(
-        self, needs: Needs | None, tape: Tape, x: Tensor, mask: Tensor | None, gate: Tensor | None,
+        self, tape: Tape, x: Tensor, mask: Tensor | None, gate: Tensor | None,
         starts: Tensor | None, offsets: Tensor | None, initial: Tensor | None, of_ranks: Tensor | None,
         of_lines: Tensor | None,
     ) -> Tensors:  # fmt: skip
@@ -166,28 +162,25 @@ class TwoPass:
         if scan.final:
             (final,) = tape.call(partial(_copy, self._place(len(self._layout.rows) - 1), scan.carry), after)
             outputs = (*outputs, final)
-        if needs is None:
+        if not self._needs or self._shard.is_plain_sum:
             return outputs
-        saved: Tensors = ()
-        if not self._shard.is_plain_sum:
-            saved = self._list_saved(needs, (x, mask, gate, starts), befores, results, totals)
-        return (*outputs, *saved)
+        return (*outputs, *self._list_saved((x, mask, gate, starts), befores, results, totals))
 
     def _list_saved(
-        self, needs: Needs, tensors: Tensors, befores: Sequence[Tensor | None], results: Sequence[Tensors],
+        self, tensors: Tensors, befores: Sequence[Tensor | None], results: Sequence[Tensors],
         totals: Sequence[Tensors],
     ) -> Tensors:  # fmt: skip
         """Return head flags, and of each span its carry-in, results and states, as far as gradients read them."""
         shard = self.scan.shard_with(Inputs(*tensors))  # type: ignore[arg-type]
-        spans = self._spans[needs] = self._find_spans(shard, befores, needs)
+        self._spans = self._find_spans(shard, befores)
         read: list[Tensor | None] = [tensors[3]]
-        for span, before, result, total in zip(spans, befores, results, totals, strict=True):
+        for span, before, result, total in zip(self._spans, befores, results, totals, strict=True):
             read += [before if span.reads_before else None, result[0] if span.reads_results else None]
             read += total if span.reads_total else [None] * len(total)
         return tuple(read)
 
-    def _find_spans(self, shard: Shard, befores: Sequence[Tensor | None], needs: Needs) -> tuple[Span, ...]:
-        valued, asked, found = shard.valued, (*needs[:3], False), []
+    def _find_spans(self, shard: Shard, befores: Sequence[Tensor | None]) -> tuple[Span, ...]:
+        valued, asked, found = shard.valued, (*self._needs[:3], False), []
         for part, before in zip(self.scan.parts(valued), befores, strict=True):
             call = replace(valued.call, final=True)
             kind = RequestKind(check_request(call, part.tensors._replace(offsets=None, initial=before)))
@@ -251,16 +244,9 @@ class TwoPass:
 
     # ---- backward
 
-    def _list_kept(self, given: Inputs, saved: Tensors) -> Tensors:
-        """Return what a node saves: what the backward pass reads, and inputs for derivatives of higher order."""
-        initial = given.initial if self.number is None else None
-        if self._shard.is_plain_sum:
-            return (None, None, None, initial)
-        return (*given[:3], initial, *saved)
-
-    def differentiate(self, needs: Needs, saved: Tensors | None, grads: Tensors, noted: int) -> Tensors:
+    def differentiate(self, saved: Tensors, grads: Tensors, noted: int) -> Tensors:
         """Return the gradients as ``NAMES``; ``noted`` is the number of the forward pass."""
-        scan, (x, mask, gate, initial, *others) = self.scan, saved or (None,) * 4
+        scan, needs, (x, mask, gate, initial, *others) = self.scan, self._needs, saved or (None,) * 4
         starts = others[0] if others else None
         if torch.is_grad_enabled():
             outputs = (grads[0], *grads[2:]) if self._shard.row.indices else grads
@@ -273,12 +259,12 @@ class TwoPass:
         if scan.final:
             of_final = self._zeros() if of_final is None else of_final.contiguous()
         try:
-            key: object = (needs, *call_cache.tensor_signature((grad, of_final)))
+            key: object = tuple(call_cache.tensor_signature((grad, of_final)))
             program = self._backwards.get(key)
         except (TypeError, RuntimeError):  # a gradient without strides
             key = program = None
         if program is None:
-            program = CallProgram(partial(self._record_backward, needs))
+            program = CallProgram(self._record_backward)
             if len(self._backwards) >= MOST_BACKWARD:
                 self._backwards.clear()
             if key is not None:
@@ -298,7 +284,7 @@ class TwoPass:
         return torch.zeros(line_shape(self.scan.shape, self.scan.call.dim), dtype=self.scan.carry, device=self._device)
 
     def _record_backward(
-        self, needs: Needs, tape: Tape, grad: Tensor, of_final: Tensor | None, x: Tensor | None, mask: Tensor | None,
+        self, tape: Tape, grad: Tensor, of_final: Tensor | None, x: Tensor | None, mask: Tensor | None,
         gate: Tensor | None, starts: Tensor | None = None, *saved: Tensor | None,
     ) -> Tensors:  # fmt: skip
         scan, dim, shard = self.scan, self.scan.call.dim, self._shard
@@ -312,7 +298,7 @@ class TwoPass:
         each_of: list[Tensors] = [saved[span * of_span : (span + 1) * of_span] for span in range(width)]
         states: list[Tensor | None] = []
         for span, (piece, part, kept) in enumerate(zip(pieces, parts, each_of, strict=True)):
-            states += self._find_entries(needs, tape, span, piece, part, kept)
+            states += self._find_entries(tape, span, piece, part, kept)
             if scan.final:  # the gradient of the carry-out is a state of the first span
                 states += [of_final] if span == 0 else tape.call(lambda each: (torch.zeros_like(each),), of_final)
         _, entries, slopes, finals = tape.call(self._backward.send, *states)
@@ -325,7 +311,7 @@ class TwoPass:
         over = shards.back_over_ranks(shard, reverse=not self._is_backwards)
         (after,) = call_programs.scan(tape, over, entries, None, slopes, None, None, of_line)
         (of_initial,) = tape.call(partial(_take, self._place(0), scan.carry), after)
-        if not any(needs[:3]):
+        if not any(self._needs[:3]):
             return (None, None, None, of_initial)
         found = []
         for span, (piece, part, kept) in enumerate(zip(pieces, parts, each_of, strict=True)):
@@ -340,7 +326,7 @@ class TwoPass:
                 back = replace(scan.call, reverse=not scan.call.reverse, dtype=scan.result)
                 found.append((*call_programs.scan(tape, back, piece, None, None, None, None, into), None, None))
             else:
-                found.append(tape.call(partial(self._pull_back, needs, span), piece, into, *part, *kept[:2]))
+                found.append(tape.call(partial(self._pull_back, span), piece, into, *part, *kept[:2]))
         if width == 1:
             return (*found[0], of_initial)
         operands = (None, mask, gate)
@@ -350,9 +336,7 @@ class TwoPass:
         ]
         return (*whole, of_initial)
 
-    def _find_entries(
-        self, needs: Needs, tape: Tape, span: int, piece: Tensor | None, part: Tensors, kept: Tensors
-    ) -> Tensors:
+    def _find_entries(self, tape: Tape, span: int, piece: Tensor | None, part: Tensors, kept: Tensors) -> Tensors:
         """Return the states of ``shards.find_entries`` of a span."""
         shard, dim = self._shard.valued, self.scan.call.dim
         assert piece is not None
@@ -364,25 +348,25 @@ class TwoPass:
             pairs = call_programs.scan(tape, call, piece, mask, gate, None, None, None)
             if pairs:
                 return pairs
-        return tape.call(partial(self._compute_entries, needs, span), piece, *part, *kept)
+        return tape.call(partial(self._compute_entries, span), piece, *part, *kept)
 
-    def _compute_entries(self, needs: Needs, span: int, piece: Tensor, *given: Tensor | None) -> Tensors:
+    def _compute_entries(self, span: int, piece: Tensor, *given: Tensor | None) -> Tensors:
         part, (before, results, *total) = given[:4], given[4:]
         valued = self.scan.shard_with(Inputs(*part)).valued  # type: ignore[arg-type]
         if self._shard.row.indices:
             del total[1:2]
 
         def pull_back(piece: Tensor) -> Tensor:
-            saved = self._list_read(self._spans[needs][span], part, before, results)
-            found = self._spans[needs][span].pull_back(piece, None, saved, self.scan.policy)[3]
+            saved = self._list_read(self._spans[span], part, before, results)
+            found = self._spans[span].pull_back(piece, None, saved, self.scan.policy)[3]
             return torch.zeros(valued.lines, dtype=self.scan.carry, device=piece.device) if found is None else found
 
         return shards.find_entries(valued, piece, before, tuple(total), pull_back)  # type: ignore[arg-type]
 
-    def _pull_back(self, needs: Needs, span: int, piece: Tensor, into: Tensor, *given: Tensor | None) -> Tensors:
+    def _pull_back(self, span: int, piece: Tensor, into: Tensor, *given: Tensor | None) -> Tensors:
         """Return the gradients of x, mask and gate of a span, from those of its results and its carry-out."""
         *part, before, results = given
-        of_span = self._spans[needs][span]
+        of_span = self._spans[span]
         saved = self._list_read(of_span, part, before, results)
         return of_span.pull_back(piece, into, saved, self.scan.policy)[:3]
 

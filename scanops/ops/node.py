@@ -63,6 +63,40 @@ class OperatorForward(NamedTuple):
             return schema.run_operator(self.call, tensors, self.keys)
 
 
+class ShardedMethod(Protocol):
+    """How a rank computes its part of a call and of its gradients: what ``scanops.distributed`` exchanges for them."""
+
+    def compute(self, tensors: Tensors) -> tuple[Outputs, Tensors, Any]:
+        """Return the outputs, what is saved, and what else the backward pass is to know."""
+
+    def differentiate(self, saved: Tensors, grads: Tensors, noted: Any) -> Tensors:
+        """Return the gradients as ``NAMES``; ``saved`` is empty where nothing was saved."""
+
+
+class ShardedForward:
+    """The forward pass of the node of a sharded scan, of one call."""
+
+    __slots__ = ("_method", "_noted", "_saved")
+
+    def __init__(self, method: ShardedMethod) -> None:
+        self._method = method
+        self._saved: Tensors = ()
+        self._noted: Any = None
+
+    def compute(self, tensors: Tensors) -> Outputs:
+        """Return the results, and keep what the backward pass reads until ``save`` takes it."""
+        found, self._saved, self._noted = self._method.compute(tensors)
+        return found
+
+    def save(self, ctx: Any) -> None:
+        """Save what the backward pass reads, plain sums nothing, and inputs for derivatives of higher order."""
+        ctx.sharded, ctx.noted, ctx.nothing = self._method, self._noted, ()
+        if any([each is not None for each in self._saved]):
+            ctx.nothing = None
+            ctx.save_for_backward(*self._saved)
+        self._saved = ()
+
+
 def by_torch(request: Request) -> Outputs:
     """Return the results of a request by PyTorch's own operators."""
     with torch_kernels():
@@ -82,25 +116,29 @@ class ScanFunction(torch.autograd.Function):
     """
 
     @classmethod
-    def record(cls, work: ForwardPass, tensors: Tensors) -> Outputs:
+    def record(cls, work: ForwardPass | ShardedForward, tensors: Tensors) -> Outputs:
         """Return ``apply(work, *tensors)`` where no transform is active: torch binds no arguments by inspection."""
         found: Outputs = super(torch.autograd.Function, cls).apply(work, *tensors)  # type: ignore[misc]
         return found
 
     @staticmethod
-    def forward(work: ForwardPass, *tensors: torch.Tensor | None) -> Outputs:
+    def forward(work: ForwardPass | ShardedForward, *tensors: torch.Tensor | None) -> Outputs:
         return work.compute(tensors)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
         work, *tensors = inputs
-        ctx.kind, ctx.fused = work.kind, None
-        if ctx.kind.request.call.fusion is not None:
-            work.save(ctx, tensors)
+        ctx.fused = ctx.sharded = None
+        if isinstance(work, ShardedForward):
+            work.save(ctx)
         else:
-            _save_plain(ctx, work, tensors, output)
-        with schema.lengths(ctx.kind.request.call.any_length):
-            ctx.policy = environment.SCOPED.get()
+            ctx.kind = work.kind
+            if ctx.kind.request.call.fusion is not None:
+                work.save(ctx, tensors)
+            else:
+                _save_plain(ctx, work, tensors, output)
+            with schema.lengths(ctx.kind.request.call.any_length):
+                ctx.policy = environment.SCOPED.get()
         whole = [each for each in output if not (each.is_floating_point() or each.is_complex())]
         ctx.mark_non_differentiable(*whole)
         ctx.set_materialize_grads(False)
@@ -118,6 +156,11 @@ class ScanFunction(torch.autograd.Function):
                 with resumed(ctx.policy):  # autograd runs backward passes in threads of its own
                     x, mask, gate, initial, *further = _differentiate_fused(ctx, needs, given)
             return (None, x, mask, gate, None, None, initial, *further)
+        if ctx.sharded is not None:
+            # A checkpoint computes the call again, with its exchanges, where saved tensors are read: on all ranks.
+            saved = ctx.saved_tensors if ctx.nothing is None else ()
+            x, mask, gate, initial = ctx.sharded.differentiate(saved, given, ctx.noted)
+            return (None, x, mask, gate, None, None, initial)
         gy, gfinal = given[0], given[-1] if ctx.kind.final else None
         if gy is None and gfinal is None:
             return (None,) * (1 + schema.TENSORS)

@@ -128,15 +128,12 @@ def _compute(
 
 def _recall_kind(call: Call, given: FusedInputs) -> RequestKind:
     """Return what equal calls of a scan whose results are summed have in common, checked the first time."""
-    key = call_cache.key_of(call, given)
-    try:
-        known: RequestKind | None = None if key is None else call_cache.STATES.get(key)
-    except TypeError:  # an option that has no hash
-        key = known = None
+    known: RequestKind | None
+    key, known = call_cache.recall_prepared(call_cache.key_of(call, given))
     if known is None:
         known = RequestKind(check_request(call, given))
         if key is not None:
-            call_cache.remember(call_cache.STATES, key, known)
+            call_cache.remember(call_cache.PREPARED, key, known)
     return known
 
 

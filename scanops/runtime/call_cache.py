@@ -50,13 +50,13 @@ class CachedLaunch(NamedTuple):
 
 CALLS: dict[Key, CachedLaunch] = {}
 GRADIENTS: dict[Key, Recipe] = {}
-STATES: dict[Key, Any] = {}  # of scans with states: what equal calls have in common, of scanops.runtime.states
+PREPARED: dict[Key, Any] = {}  # what equal calls have in common, of scans with states and of ranks
 Value = TypeVar("Value")
 
 
 def forget() -> None:
     """Empty the call cache and the native table: every call passes all checks again."""
-    for cache in (CALLS, GRADIENTS, STATES):
+    for cache in (CALLS, GRADIENTS, PREPARED):
         cache.clear()
     native.forget()
 
@@ -84,6 +84,14 @@ def key_of(call: Call, inputs: Inputs | FusedInputs) -> Key | None:
         return (call, environment.SCOPED.get(), *tensor_signature(inputs.flat))
     except _LEFT_TO_CHECKS:
         return None
+
+
+def recall_prepared(key: Key | None) -> tuple[Key | None, Any]:
+    """Return the key and what equal calls have in common, if that is known. Without a hash there is no key."""
+    try:
+        return key, None if key is None else PREPARED.get(key)
+    except TypeError:  # of an option, which the checks refuse
+        return None, None
 
 
 def remember(cache: dict[Key, Value], key: Key, value: Value) -> bool:

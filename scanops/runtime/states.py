@@ -282,7 +282,7 @@ def _prepare(call: Call, given: FusedInputs, *, saves: bool, wanted: tuple[bool,
     """Return the kernel of a call, bound to its shapes; None where torch's operators compute it."""
     options = (call, saves, wanted, given.initial is not None, environment.SCOPED.get())
     key = (*options, *call_cache.tensor_signature(given.operands))
-    known: _Prepared | None = call_cache.STATES.get(key)
+    known: _Prepared | None = call_cache.PREPARED.get(key)
     if known is not None:
         return known
     assert call.fusion is not None
@@ -350,7 +350,7 @@ def _prepare(call: Call, given: FusedInputs, *, saves: bool, wanted: tuple[bool,
         parts=tuple(part for part, _ in made),
     )
     if call.hashable:
-        call_cache.remember(call_cache.STATES, key, found)
+        call_cache.remember(call_cache.PREPARED, key, found)
     return found
 
 
