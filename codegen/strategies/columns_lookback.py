@@ -85,10 +85,11 @@ STRIDED_COLUMNS, STRIDED_STATE = 4, 8
 # 24 rows a thread, 0.25 in tiles of 32 and 6 rows; flags of steps, 3 x 31384 x 65, 0.33 in groups of 8 tiles, 0.25 of
 # 32.
 MOST_ROWS, STATE_BYTES, HEAVY_GROUP = 24, 288, 8
-# Few columns of halves: recurrences in bfloat16, 24 x 16384 x 40, have 0.50 with 9 rows of 4 columns a thread, 0.24
-# with 3 rows of 8; with a gate for each line 0.42 and 0.18; gradients, 1 x 16384 x 100, 0.30, by a loop 0.07; sums,
-# 24 x 16384 x 40, 0.67 with 18 rows of 4 columns, 0.32 with 8 rows of 8 (H200).
-MOST_HALF_COLUMNS, HALF_ROW_BYTES, HALF_COLUMNS, HALF_ROWS = 128, 16, 64, 19
+# Few columns whose states take the registers: recurrences in bfloat16, 24 x 16384 x 40, have 0.50 with 9 rows of 4
+# columns a thread, 0.24 with 3 rows of 8; with a gate for each line 0.42 and 0.18; gradients, 1 x 16384 x 100, 0.30, by
+# a loop 0.07; sums, 24 x 16384 x 40, 0.67 with 18 rows of 4 columns, 0.32 with 8 rows of 8. The gradient of a sum of
+# gates, 520699 x 16, takes 91 us with 5 rows of 4 columns, 237 us with 4 rows of 2 (H200).
+MOST_HALF_COLUMNS, FEW_ROW_BYTES, FEW_COLUMNS, FEW_ROWS = 128, 16, 64, 19
 STRIDED_LANES = 32  # when inner is odd: 64 x 4096 x 1001 has 0.83, 16 lanes 0.71, a column a lane 0.54
 # splits a column tile further: fewer totals per byte. 1 x 4194304 x 64: 0.80, in one column tile 0.77
 ONE_TILE_LANES = 8
@@ -113,7 +114,7 @@ def fits(key: KernelKey) -> bool:
         column_tile.is_gradient(spec)
         and column_tile.column_width(spec) > 2
         and not (
-            key.is_few and (_are_halves(spec) or spec.capacity > LONGEST_GRADIENT or spec.inner <= NARROW_GRADIENT)
+            key.is_few and (_takes_registers(spec) or spec.capacity > LONGEST_GRADIENT or spec.inner <= NARROW_GRADIENT)
         )
     ):
         return False
@@ -137,32 +138,33 @@ def plan(key: KernelKey) -> ColumnsLookbackPlan:
 
     Linked lines end a few column tiles at a time, as the next rank waits for them.
     """
-    if key.is_few and _are_halves(key.spec):
-        return _of_halves(key.spec, key.architecture)
+    if key.is_few and not key.spec.linked and _takes_registers(key.spec):
+        return _of_states(key.spec, key.architecture)
     made = _plan(key)
     if key.spec.linked:
         return _link(key, made)
     return _spread(key, made) if key.is_few else made
 
 
-def _are_halves(spec: ScanSpec) -> bool:
-    """Whether items of half types are scanned, whose states take more registers than they do; not by long gradients."""
+def _takes_registers(spec: ScanSpec) -> bool:
+    """Whether states take more registers than items do: those of half types, not of long gradients; of expressions."""
+    if spec.fusion:
+        return fragments(spec).held_bytes > column_tile.WIDE_STATE
     small = {*spec.result_bytes} == {spec.out.bytes} and spec.out.bytes < INT_BYTES
     long = column_tile.is_gradient(spec) and spec.capacity > LONGEST_GRADIENT
     narrow = column_tile.column_width(spec) > 1 and spec.inner <= MOST_HALF_COLUMNS
-    return small and narrow and not (spec.fusion or spec.linked or long)
+    return small and narrow and not long
 
 
-def _of_halves(spec: ScanSpec, target: Target) -> ColumnsLookbackPlan:
-    """The plan of few columns of halves: tiles of many rows and few columns a thread, in shared memory if they fit."""
-    vector = column_tile.fit_width(spec, HALF_ROW_BYTES * (1 if column_tile.is_light(spec) else 2))
+def _of_states(spec: ScanSpec, target: Target) -> ColumnsLookbackPlan:
+    """The plan of few columns by their states: many rows of few columns a thread, in shared memory if copies can be."""
+    vector = column_tile.fit_width(spec, FEW_ROW_BYTES * (1 if column_tile.is_light(spec) else 2))
     staged = column_tile.can_stage(spec, target, vector)
-    lanes = column_tile.lanes_across(spec, vector, HALF_COLUMNS // vector)
-    items = (
-        column_tile.odd_rows(spec, vector, HALF_ROWS)
-        if staged
-        else column_tile.fit_rows(spec, vector, HALF_ROWS, STATE_BYTES)
-    )
+    lanes = column_tile.lanes_across(spec, vector, FEW_COLUMNS // vector)
+    if staged:
+        items = column_tile.odd_rows(spec, vector, FEW_ROWS)
+    else:
+        items = column_tile.fit_rows(spec, vector, FEW_ROWS, STATE_BYTES)
     return _fill(
         spec, target, vector, lanes, THREADS, items, None, stages=int(staged), group=HEAVY_GROUP, stretch=STRETCH
     )
