@@ -12,7 +12,7 @@ from torch.compiler import is_dynamo_compiling
 from scanops.dtensors import run_call
 from scanops.forks import LATE, load_late
 from scanops.fusion.calls import scan_fused
-from scanops.keywords import Ends, Final, Pair
+from scanops.keywords import ABSENT, Ends, Final, Pair, list_keywords_of
 from scanops.ops.native_calls import register_chunks
 from scanops.requests.arguments import plain_name, prepare_recurrence, resolve_call
 from scanops.requests.call import Call
@@ -31,89 +31,25 @@ if TYPE_CHECKING:
 __all__ = ["cumsum", "linear_scan", "scan"]
 
 
-def run_scan(
-    op: str,
-    x: Tensor,
-    gate: Tensor | None,
-    dim: int,
-    outs: Tensors,
-    /,
-    *,
-    mask: Tensor | None = None,
-    initial: Tensor | complex | None = None,
-    segment_starts: Tensor | None = None,
-    offsets: Tensor | None = None,
-    reverse: bool = False,
-    exclusive: bool = False,
-    return_final: Final = False,
-    dtype: torch.dtype | None = None,
-    accumulate: torch.dtype | str | None = None,
-    complete: bool = False,
-    chunk: int | None = None,
-) -> Any:
+def run_scan(op: str, x: Any, gate: Any, dim: Any, outs: Tensors, options: dict[str, Any]) -> Any:
     """Return what a public function returns, with one of ``outs`` for each result: by C++ after such a call.
 
-    Nothing is checked yet: arguments are as the user gave them. Two results and the carry-out are a tuple of three.
-    C++ is asked before there is a ``Call``, which takes as long to make as C++ takes to serve it.
+    ``options``: keywords as the user gave them, which nothing has checked. Two results and the carry-out are a tuple
+    of three.
     """
     if OPEN and (placement := find_placement(x, dim)) is not None:
         load_late("scanops.distributed")
-        return LATE["scanops.distributed"].scan_placement(
-            placement,
-            op,
-            x,
-            gate,
-            dim,
-            outs,
-            mask=mask,
-            initial=initial,
-            segment_starts=segment_starts,
-            offsets=offsets,
-            reverse=reverse,
-            exclusive=exclusive,
-            return_final=return_final,
-            dtype=dtype,
-            accumulate=accumulate,
-            complete=complete,
-            chunk=chunk,
-        )
-    # Dynamo cannot look into C++; calls under other tracers it leaves to Python.
+        return LATE["scanops.distributed"].scan_placement(placement, op, x, gate, dim, outs, **options)
+    # Dynamo cannot look into C++; calls under other tracers are left to Python. There is no ``Call`` yet, which takes
+    # as long to make as C++ takes to serve it.
     if outs[0] is None and (serve := native.serve) is not None and not is_dynamo_compiling():
-        found = serve(
-            x=x,
-            mask=mask,
-            gate=gate,
-            initial=initial,
-            starts=segment_starts,
-            offsets=offsets,
-            op=op,
-            dim=dim,
-            reverse=reverse,
-            exclusive=exclusive,
-            final=return_final,
-            dtype=dtype,
-            accumulate=accumulate,
-            complete=complete,
-            chunk=chunk,
-        )
+        found = serve(x, gate, op, dim, options)
         if found is not None:
             return found
-    call = Call(
-        op,
-        dim,
-        reverse=reverse,
-        exclusive=exclusive,
-        final=True if isinstance(return_final, str) and return_final == "segments" else return_final,
-        per_segment=isinstance(return_final, str) and return_final == "segments",
-        dtype=dtype,
-        accumulate=accumulate,
-        complete=complete,
-        chunk=chunk,
-    )
-    inputs = Inputs(x, mask, gate, segment_starts, offsets, initial)  # type: ignore[arg-type]
+    call, inputs = make_call(op, x, gate, dim, **options)
     if type(x) is not Tensor and is_jagged(x):
         return _run_values(unpack_nested(call, inputs, outs))
-    if chunk is None:
+    if call.chunk is None:
         return _run_plain(call, inputs, outs)
     view = split_chunks(call, inputs, outs)
     result = view.restore(_run_plain(view.call, view.inputs, view.outs))
@@ -122,28 +58,59 @@ def run_scan(
     return result
 
 
+def make_call(
+    op: str,
+    x: Tensor,
+    gate: Tensor | None,
+    dim: int,
+    /,
+    *,
+    mask: Tensor | None = None,
+    reverse: bool = False,
+    exclusive: bool = False,
+    initial: Tensor | complex | None = None,
+    return_final: bool | Literal["segments"] = False,
+    complete: bool = False,
+    segment_starts: Tensor | None = None,
+    offsets: Tensor | None = None,
+    chunk: int | None = None,
+    dtype: torch.dtype | None = None,
+    accumulate: torch.dtype | str | None = None,
+    **unknown: object,
+) -> tuple[Call, Inputs]:
+    """Return the call that the arguments of a public function make, and its tensors. Nothing is checked yet.
+
+    Raises TypeError for a keyword that the public functions do not have.
+    """
+    by_segment = isinstance(return_final, str) and return_final == "segments"
+    call = Call(
+        op,
+        dim,
+        reverse=reverse,
+        exclusive=exclusive,
+        final=True if by_segment else return_final,  # type: ignore[arg-type]
+        per_segment=by_segment,
+        dtype=dtype,
+        accumulate=accumulate,
+        complete=complete,
+        chunk=chunk,
+    )
+    given = {"complete": complete, "chunk": chunk, "dtype": dtype, "accumulate": accumulate}
+    absent = ABSENT.get(op, ()) if isinstance(op, str) else ()
+    for name in (*unknown, *[name for name in absent if given[name] is not None and given[name] is not False]):
+        raise TypeError(f"{call.name.partition(' ')[0]}() got an unexpected keyword argument {name!r}")
+    return call, Inputs(x, mask, gate, segment_starts, offsets, initial)  # type: ignore[arg-type]
+
+
 def _run_values(plain: PlainCall) -> Any:
     """Return the results for a nested tensor, from the call on its values."""
     call, inputs = plain.call, plain.inputs
-    found = run_scan(
-        call.op,
-        inputs.x,
-        inputs.gate,
-        call.dim,
-        plain.outs,
-        mask=inputs.mask,
-        initial=inputs.initial,
-        segment_starts=inputs.starts,
-        offsets=inputs.offsets,
-        reverse=call.reverse,
-        exclusive=call.exclusive,
-        return_final="segments" if call.per_segment else call.final,
-        dtype=call.dtype,
-        accumulate=call.accumulate,
-        complete=call.complete,
-        chunk=call.chunk,
-    )
-    return plain.restore(found)
+    options = {
+        name: getattr(call, name) for name in ("reverse", "exclusive", "dtype", "accumulate", "complete", "chunk")
+    }
+    options |= {"mask": inputs.mask, "segment_starts": inputs.starts, "offsets": inputs.offsets}
+    options |= {"initial": inputs.initial, "return_final": "segments" if call.per_segment else call.final}
+    return plain.restore(run_scan(call.op, inputs.x, inputs.gate, call.dim, plain.outs, options))
 
 
 def _run_plain(call: Call, inputs: Inputs, outs: Tensors) -> Any:
@@ -165,6 +132,7 @@ def scan(x: Tensor, op: str, dim: int, *, return_final: Literal[False] = ..., **
 def scan(x: Tensor, op: str, dim: int, *, return_final: Final, **options: Unpack[Chunks]) -> Tensor | Pair: ...
 @overload
 def scan(x: Tensor | Sequence[Tensor], op: str | FieldOperator, dim: int, **options: Unpack[Functions]) -> Any: ...
+@list_keywords_of(make_call)
 def scan(
     x: Tensor | Sequence[Tensor],
     op: str | FieldOperator,
@@ -174,18 +142,8 @@ def scan(
     then: Callable[..., Any] | None = None,
     sum: int | Sequence[int] | None = None,
     finish: Callable[..., Any] | None = None,
-    mask: Tensor | None = None,
-    reverse: bool = False,
-    exclusive: bool = False,
-    initial: Tensor | complex | None = None,
-    return_final: bool | Literal["segments"] = False,
-    complete: bool = False,
-    segment_starts: Tensor | None = None,
-    offsets: Tensor | None = None,
-    chunk: int | None = None,
-    dtype: torch.dtype | None = None,
-    accumulate: torch.dtype | str | None = None,
     out: Tensor | None = None,
+    **options: Any,
 ) -> Tensor | tuple[Tensor, ...]:
     """Return ``y[i] = x[0] op x[1] op ... op x[i]`` along ``dim``, for every line of ``x``, in one pass over memory.
 
@@ -246,68 +204,15 @@ def scan(
     Source: one-pass scans follow Merrill and Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back"
     (2016); rows split over blocks combine published tile aggregates in a fixed order, whatever the timing.
     """
-    if map is not None or then is not None or isinstance(x, tuple | list) or not isinstance(op, str):
-        others = sum is not None or finish is not None or out is not None
-        if not (others or OPEN) and (serve := native.serve) is not None and not is_dynamo_compiling():
-            found: Any = serve(
-                x=x,
-                mask=mask,
-                initial=initial,
-                starts=segment_starts,
-                offsets=offsets,
-                op=op,
-                dim=dim,
-                reverse=reverse,
-                exclusive=exclusive,
-                final=return_final,
-                dtype=dtype,
-                accumulate=accumulate,
-                complete=complete,
-                chunk=chunk,
-                map=map,
-                then=then,
-            )
-            if found is not None:
-                return found  # type: ignore[no-any-return]
-        return scan_fused(
-            x,
-            op,
-            dim,
-            map=map,
-            then=then,
-            sum=sum,
-            finish=finish,
-            mask=mask,
-            reverse=reverse,
-            exclusive=exclusive,
-            initial=initial,
-            return_final=return_final,
-            complete=complete,
-            segment_starts=segment_starts,
-            offsets=offsets,
-            chunk=chunk,
-            dtype=dtype,
-            accumulate=accumulate,
-            out=out,
-        )
-    return run_scan(  # type: ignore[no-any-return]
-        plain_name(op),
-        x,  # type: ignore[arg-type]  # no sequence, beside the name of an operator
-        None,
-        dim,
-        (out,),
-        mask=mask,
-        initial=initial,
-        segment_starts=segment_starts,
-        offsets=offsets,
-        reverse=reverse,
-        exclusive=exclusive,
-        return_final=return_final,
-        dtype=dtype,
-        accumulate=accumulate,
-        complete=complete,
-        chunk=chunk,
-    )
+    if map is None and then is None and isinstance(op, str) and not isinstance(x, tuple | list):
+        return run_scan(plain_name(op), x, None, dim, (out,), options)  # type: ignore[no-any-return]
+    is_plain = sum is None and finish is None and out is None and not OPEN
+    if is_plain and (serve := native.serve) is not None and not is_dynamo_compiling():
+        found: Any = serve(x, None, op, dim, options, map=map, then=then)
+        if found is not None:
+            return found  # type: ignore[no-any-return]
+    call, inputs = make_call(op, x, None, dim, **options)  # type: ignore[arg-type]  # of what scan_fused checks
+    return scan_fused(call, inputs, map=map, then=then, sum=sum, finish=finish, out=out)
 
 
 @overload
@@ -316,22 +221,13 @@ def cumsum(x: Tensor, dim: int, *, return_final: Ends, **options: Unpack[Chunks]
 def cumsum(x: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Chunks]) -> Tensor: ...
 @overload
 def cumsum(x: Tensor, dim: int, *, return_final: Final, **options: Unpack[Chunks]) -> Tensor | Pair: ...
+@list_keywords_of(make_call)
 def cumsum(
     x: Tensor,
     dim: int,
     *,
-    mask: Tensor | None = None,
-    reverse: bool = False,
-    exclusive: bool = False,
-    initial: Tensor | complex | None = None,
-    return_final: bool | Literal["segments"] = False,
-    complete: bool = False,
-    segment_starts: Tensor | None = None,
-    offsets: Tensor | None = None,
-    chunk: int | None = None,
-    dtype: torch.dtype | None = None,
-    accumulate: torch.dtype | str | None = None,
     out: Tensor | None = None,
+    **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return the cumulative sum of ``x`` along ``dim``: ``y[i] = x[0] + x[1] + ... + x[i]``.
 
@@ -399,24 +295,7 @@ def cumsum(
     Source: one-pass scans follow Merrill and Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back"
     (2016); rows split over blocks combine published tile aggregates in a fixed order, whatever the timing.
     """
-    return run_scan(  # type: ignore[no-any-return]
-        "sum",
-        x,
-        None,
-        dim,
-        (out,),
-        mask=mask,
-        initial=initial,
-        segment_starts=segment_starts,
-        offsets=offsets,
-        reverse=reverse,
-        exclusive=exclusive,
-        return_final=return_final,
-        dtype=dtype,
-        accumulate=accumulate,
-        complete=complete,
-        chunk=chunk,
-    )
+    return run_scan("sum", x, None, dim, (out,), options)  # type: ignore[no-any-return]
 
 
 @overload
@@ -431,22 +310,14 @@ def linear_scan(
 def linear_scan(
     a: Tensor, b: Tensor, dim: int, *, return_final: Final, **options: Unpack[Keywords]
 ) -> Tensor | Pair: ...
+@list_keywords_of(make_call, *ABSENT["linear"])
 def linear_scan(
     a: Tensor | complex,
     b: Tensor,
     dim: int,
     *,
-    mask: Tensor | None = None,
-    reverse: bool = False,
-    exclusive: bool = False,
-    initial: Tensor | complex | None = None,
-    return_final: bool | Literal["segments"] = False,
-    complete: bool = False,
-    segment_starts: Tensor | None = None,
-    offsets: Tensor | None = None,
-    dtype: torch.dtype | None = None,
-    accumulate: torch.dtype | str | None = None,
     out: Tensor | None = None,
+    **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""Return ``h[i] = a[i] * h[i-1] + b[i]`` along ``dim``, from ``initial`` or 0: a first-order linear recurrence.
 
@@ -514,21 +385,9 @@ def linear_scan(
     Source: pairs of a gate and a value under (a, b) then (c, d) -> (ca, cb + d) are associative: Blelloch, "Prefix Sums
     and Their Applications" (1990), section 1.4.
     """
-    x, gate, dtype = prepare_recurrence(a, b, mask, dtype, accumulate, out)
-    return run_scan(  # type: ignore[no-any-return]
-        "linear",
-        x,
-        gate,
-        dim,
-        (out,),
-        mask=mask,
-        initial=initial,
-        segment_starts=segment_starts,
-        offsets=offsets,
-        reverse=reverse,
-        exclusive=exclusive,
-        return_final=return_final,
-        dtype=dtype,
-        accumulate=accumulate,
-        complete=complete,
-    )
+    if out is None and not OPEN and (serve := native.serve) is not None and not is_dynamo_compiling():
+        found: Any = serve(b, a, "linear", dim, options)
+        if found is not None:
+            return found  # type: ignore[no-any-return]
+    x, gate, options["dtype"] = prepare_recurrence(a, b, out, **options)
+    return run_scan("linear", x, gate, dim, (out,), options)  # type: ignore[no-any-return]

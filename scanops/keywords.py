@@ -82,11 +82,16 @@ def name_results(found: Sequence[Tensor]) -> ValuesAndIndices | tuple[ValuesAndI
     return (pair, found[2]) if len(found) > 2 else pair
 
 
+# What functions lack of the keywords of ``cumsum``.
+ABSENT = {"linear": ("chunk",), **dict.fromkeys(("cummax", "cummin"), ("complete", "chunk", "dtype", "accumulate"))}
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def list_keywords_of(other: Callable[..., Any], *without: str) -> Callable[[Function], Function]:
-    """Let ``help`` and editors list the keywords that a function passes on to another one, ``without`` some of them."""
+    """Let ``help`` and editors list the keywords that a function passes on to another one, ``without`` some of them.
+
+    They stand behind those of the function's own, but for ``out``, which is last.
+    """
     keywords = [
         each
         for each in inspect.signature(other).parameters.values()
@@ -95,8 +100,10 @@ def list_keywords_of(other: Callable[..., Any], *without: str) -> Callable[[Func
 
     def list_keywords(function: Function) -> Function:
         signature = inspect.signature(function)
-        own = [each for each in signature.parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD]
-        function.__signature__ = signature.replace(parameters=[*own, *keywords])  # type: ignore[attr-defined]
+        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        every = {each.name: each for each in (*own, *keywords)}
+        parameters = sorted(every.values(), key=lambda each: each.name == "out")
+        function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         return function
 
     return list_keywords

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
-from scanops.api import cumsum, run_scan
+from scanops.api import make_call, run_scan
 from scanops.errors import UnsupportedRequest
 from scanops.fallback.reductions import reduce_segments
-from scanops.keywords import Ends, Final, Pair, ValuesAndIndices, list_keywords_of, name_results
+from scanops.keywords import ABSENT, Ends, Final, Pair, ValuesAndIndices, list_keywords_of, name_results
 from scanops.requests import checks
 from scanops.requests.arguments import plain_name, resolve_call
 from scanops.requests.call import Call
@@ -32,7 +32,7 @@ def cumprod(x: Tensor, dim: int, *, return_final: Ends, **options: Unpack[Chunks
 def cumprod(x: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Chunks]) -> Tensor: ...
 @overload
 def cumprod(x: Tensor, dim: int, *, return_final: Final, **options: Unpack[Chunks]) -> Tensor | Pair: ...
-@list_keywords_of(cumsum)
+@list_keywords_of(make_call)
 def cumprod(x: Tensor, dim: int, *, out: Tensor | None = None, **options: Any) -> Tensor | tuple[Tensor, Tensor]:
     """Return the cumulative product of ``x`` along ``dim``: ``y[i] = x[0] * x[1] * ... * x[i]``.
 
@@ -81,7 +81,7 @@ def cumprod(x: Tensor, dim: int, *, out: Tensor | None = None, **options: Any) -
     Source: one-pass scans follow Merrill and Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back"
     (2016); rows split over blocks combine published tile aggregates in a fixed order, whatever the timing.
     """
-    return run_scan("prod", x, None, dim, (out,), **options)  # type: ignore[no-any-return]
+    return run_scan("prod", x, None, dim, (out,), options)  # type: ignore[no-any-return]
 
 
 @overload
@@ -90,7 +90,7 @@ def logcumsumexp(x: Tensor, dim: int, *, return_final: Ends, **options: Unpack[C
 def logcumsumexp(x: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Chunks]) -> Tensor: ...
 @overload
 def logcumsumexp(x: Tensor, dim: int, *, return_final: Final, **options: Unpack[Chunks]) -> Tensor | Pair: ...
-@list_keywords_of(cumsum)
+@list_keywords_of(make_call)
 def logcumsumexp(x: Tensor, dim: int, *, out: Tensor | None = None, **options: Any) -> Tensor | tuple[Tensor, Tensor]:
     """Return ``y[i] = log(exp(x[0]) + exp(x[1]) + ... + exp(x[i]))`` along ``dim``.
 
@@ -136,7 +136,7 @@ def logcumsumexp(x: Tensor, dim: int, *, out: Tensor | None = None, **options: A
     Source: the (greatest, scaled sum) pair is the online normaliser of Milakov and Gimelshein, "Online normalizer
     calculation for softmax" (2018); here the sum leaves out the maximum's own 1, which preserves small terms.
     """
-    return run_scan("logcumsumexp", x, None, dim, (out,), **options)  # type: ignore[no-any-return]
+    return run_scan("logcumsumexp", x, None, dim, (out,), options)  # type: ignore[no-any-return]
 
 
 @overload
@@ -151,7 +151,7 @@ def cummax(
 def cummax(
     x: Tensor, dim: int, *, return_final: Final, out: Pair | None = None, **options: Unpack[Variant]
 ) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]: ...
-@list_keywords_of(cumsum, "complete", "chunk", "dtype", "accumulate")
+@list_keywords_of(make_call, *ABSENT["cummax"])
 def cummax(
     x: Tensor, dim: int, *, out: tuple[Tensor, Tensor] | None = None, **options: Any
 ) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
@@ -199,7 +199,7 @@ def cummax(
     Source: pairs of a value and its index under the order of both are associative: Blelloch, "Prefix Sums and Their
     Applications" (1990).
     """
-    return _run_indexed("cummax", x, dim, out, **options)
+    return _run_indexed("cummax", x, dim, out, options)
 
 
 @overload
@@ -214,7 +214,7 @@ def cummin(
 def cummin(
     x: Tensor, dim: int, *, return_final: Final, out: Pair | None = None, **options: Unpack[Variant]
 ) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]: ...
-@list_keywords_of(cumsum, "complete", "chunk", "dtype", "accumulate")
+@list_keywords_of(make_call, *ABSENT["cummin"])
 def cummin(
     x: Tensor, dim: int, *, out: tuple[Tensor, Tensor] | None = None, **options: Any
 ) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
@@ -262,25 +262,12 @@ def cummin(
     Source: pairs of a value and its index under the order of both are associative: Blelloch, "Prefix Sums and Their
     Applications" (1990).
     """
-    return _run_indexed("cummin", x, dim, out, **options)
+    return _run_indexed("cummin", x, dim, out, options)
 
 
 def _run_indexed(
-    op: str,
-    x: Tensor,
-    dim: int,
-    out: Pair | None,
-    /,
-    *,
-    mask: Tensor | None = None,
-    reverse: bool = False,
-    exclusive: bool = False,
-    initial: Tensor | complex | None = None,
-    return_final: Final = False,
-    segment_starts: Tensor | None = None,
-    offsets: Tensor | None = None,
+    op: str, x: Tensor, dim: int, out: Pair | None, options: dict[str, Any]
 ) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
-    """Return values and indices as a public function does, in a pair with the carry-out if there is one."""
     if not (out is None or (isinstance(out, tuple | list) and len(out) == 2)):
         raise UnsupportedRequest(
             f"{op}: out must be a pair of tensors",
@@ -288,20 +275,7 @@ def _run_indexed(
             value=f"out is a {type(out).__name__}" + (f" of {len(out)}" if isinstance(out, tuple | list) else ""),
             hint="pass out=(torch.empty_like(x), torch.empty_like(x, dtype=torch.int64))",
         )
-    found = run_scan(
-        op,
-        x,
-        None,
-        dim,
-        tuple(out or (None, None)),
-        mask=mask,
-        initial=initial,
-        segment_starts=segment_starts,
-        offsets=offsets,
-        reverse=reverse,
-        exclusive=exclusive,
-        return_final=return_final,
-    )
+    found = run_scan(op, x, None, dim, tuple(out or (None, None)), options)
     return name_results(found)
 
 
@@ -364,5 +338,7 @@ def reduce_by_key(
         found = reduce_segments(check_request(call, given), counts)
         if found is not None:
             return unique, found
-    y, final = run_scan(op, x, None, dim, (None,), mask=mask, offsets=offsets, return_final="segments", dtype=dtype)
+    y, final = run_scan(
+        op, x, None, dim, (None,), {"mask": mask, "dtype": dtype, "offsets": offsets, "return_final": "segments"}
+    )
     return unique, final.narrow(dim, 0, len(unique)).to(y.dtype)

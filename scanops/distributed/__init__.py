@@ -118,8 +118,8 @@ def _resolve(function: str, call: Call, given: Inputs) -> tuple[Call, Inputs]:
         find_operator(call.op, "; for an operator of your own gather the dimension and call scanops.scan")
         call = replace(call, op=plain_name(call.op))
     if given.gate is not None:
-        a, b, mask = given.gate, given.x, given.mask
-        x, gate, dtype = prepare_recurrence(a, b, mask, call.dtype, call.accumulate, None)
+        options = {"mask": given.mask, "accumulate": call.accumulate}
+        x, gate, dtype = prepare_recurrence(given.gate, given.x, None, dtype=call.dtype, **options)
         call, given = replace(call, dtype=dtype), given._replace(x=x, gate=gate)
     return call, given
 
@@ -477,8 +477,8 @@ def scan_placement(
     dim: int,
     outs: tuple[Tensor | None, ...],
     *,
-    complete: bool,
-    chunk: int | None,
+    complete: bool = False,
+    chunk: int | None = None,
     **fields: Any,
 ) -> Any:
     """Return what a call returns that a block shards. The other arguments are those of ``scanops.api.run_scan``."""

@@ -31,39 +31,34 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 def scan_fused(
+    asked: Call,
     given: Any,
-    op: Any,
-    dim: Any,
     *,
     map: Function | None,
     then: Function | None,
     sum: Any,
     finish: Function | None,
-    mask: torch.Tensor | None,
-    reverse: bool,
-    exclusive: bool,
-    initial: Any,
-    return_final: Any,
-    complete: Any,
-    segment_starts: torch.Tensor | None,
-    offsets: torch.Tensor | None,
-    chunk: Any,
-    dtype: torch.dtype | None,
-    accumulate: Any,
     out: Any,
 ) -> torch.Tensor | Tensors:
-    """Return what ``scanops.scan`` returns for a tuple of tensors, or with ``map``, ``then`` or ``sum``."""
-    inputs = tuple(given) if isinstance(given, tuple | list) else (given,)
+    """Return what ``scanops.scan`` returns for a tuple of tensors, or with ``map``, ``then`` or ``sum``.
+
+    Nothing is checked yet: ``asked`` and ``given``, a call and its ``Inputs``, have what the user gave, such as several
+    tensors as ``given.x``, and an operator of the user's as ``asked.op``.
+    """
+    inputs = tuple(given.x) if isinstance(given.x, tuple | list) else (given.x,)
+    mask, starts, offsets, initial = given.mask, given.starts, given.offsets, given.initial
+    dim, reverse, exclusive, final, dtype = asked.dim, asked.reverse, asked.exclusive, asked.final, asked.dtype
+    op: Any = asked.op
     own = op if isinstance(op, FieldOperator) else None
     op = op if own is None else EXPRESSIONS.name
     tensors = inputs if mask is None else (*inputs, mask)
-    starts, final = segment_starts, return_final
     if OPEN:
         _refuse_sharded(dim, tensors)
-    others = {"initial": initial, "return_final": final, "complete": complete, "out": out}
-    others |= {"segment_starts": starts, "offsets": offsets, "chunk": chunk, "accumulate": accumulate}
+    others: dict[str, Any] = {"initial": initial, "return_final": "segments" if asked.per_segment else final}
+    others |= {"complete": asked.complete, "out": out, "segment_starts": starts, "offsets": offsets}
+    others |= {"chunk": asked.chunk, "accumulate": asked.accumulate}
     wrong = [name for name, value in others.items() if value is not None and value is not False]
-    if own is None and not isinstance(final, str):  # which asks for those of segments
+    if own is None and not asked.per_segment:
         wrong = [name for name in wrong if name not in ("initial", "return_final", "segment_starts", "offsets")]
     _check(inputs, wrong and (wrong[0], others[wrong[0]]), (map, then, finish), mask)
     if sum is not None or finish is not None:
@@ -100,8 +95,8 @@ def scan_fused(
         start: Any = initial
         if initial is not None and not isinstance(initial, torch.Tensor):
             start = torch.full((), start, dtype=getattr(torch, carry_of(text)), device=tensors[0].device)
-        options = (text, op, dim, reverse, exclusive, any_length, bool(final), dims, start)
-        found = tuple(schema.FUSED(list(tensors), *options, *(() if flags is not None else (starts, offsets))))
+        settled = (text, op, dim, reverse, exclusive, any_length, bool(final), dims, start)
+        found = tuple(schema.FUSED(list(tensors), *settled, *(() if flags is not None else (starts, offsets))))
         return _arrange(found, bool(final))
     Call(op, dim, reverse, exclusive, final, dtype).check_options()
     sums = Sums(sum is not None, finish, flags is not None, exclusive)
@@ -118,13 +113,13 @@ def scan_fused(
     call, read = check_fused(Call(op, dim, reverse, exclusive, final, dtype, summed=summed, fusion=fusion), read)
     found = run_call(call, read)
     if keys is not None and is_kept and sum is None and not (call.final and len(found) > 2):
-        given = {"op": own or op, "dim": dim, "reverse": reverse, "exclusive": exclusive, "final": final}
-        given |= {"dtype": dtype, "complete": complete, "map": map, "then": then}
+        options = {"op": asked.op, "dim": dim, "reverse": reverse, "exclusive": exclusive, "final": final}
+        options |= {"dtype": dtype, "map": map, "then": then}
         known: list[Any] = [(each, key) for each, key in zip(functions[:2], keys, strict=False) if key is not None]
         if own is not None:
             parts = zip(own.functions, keys[3:], strict=True)
             known.append((own, (type(own), own, *(part for part in parts if part[0] is not None))))
-        register_functions(call, read, given, known, has_mask=mask is not None)
+        register_functions(call, read, options, known, has_mask=mask is not None)
     if (
         call.final and reverse and flags is not None and starts is not None
     ):  # a segment that ends with the line carries nothing out

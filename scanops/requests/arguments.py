@@ -62,11 +62,19 @@ def _is_plain(op: str) -> bool:
 
 
 def prepare_recurrence(
-    a: Any, b: Any, mask: Any, dtype: torch.dtype | None, accumulate: Any, out: Any
+    a: Any,
+    b: Any,
+    out: Any,
+    *,
+    mask: Any = None,
+    dtype: torch.dtype | None = None,
+    accumulate: Any = None,
+    **others: object,
 ) -> tuple[Any, Any, torch.dtype | None]:
     """Return b as a view with the shape that a and b broadcast to, the gate as a tensor, and the dtype of the result.
 
-    The latter is None for the default. A number promotes beside b as in ``a * b``.
+    The latter is None for the default. A number promotes beside b as in ``a * b``. ``others``: keywords of
+    ``linear_scan`` that have no part in it.
     """
     kind = next((kind for kind in (bool, int, float, complex) if isinstance(a, kind)), None)
     if kind is not None:

@@ -161,9 +161,9 @@ class Served:
         serve, begin, run = native.serve, OnePass.begin, OnePass.__call__
         assert serve is not None
 
-        def count_forward(**given: Any) -> Any:
-            found = serve(**given)
-            self.forward += found is not None and "group" in given
+        def count_forward(*given: Any, **named: Any) -> Any:
+            found = serve(*given, **named)
+            self.forward += found is not None and "group" in named
             return found
 
         def count_begun(*given: Any) -> Any:

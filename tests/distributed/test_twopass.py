@@ -199,8 +199,8 @@ def test_results_of_repeated_calls_by_cpp(monkeypatch: pytest.MonkeyPatch) -> No
     call_cache.forget()
     serve, found = native.serve, []
 
-    def note(**given: Any) -> Any:
-        found.append(serve(**given))
+    def note(*given: Any, **named: Any) -> Any:
+        found.append(serve(*given, **named))
         return found[-1]
 
     monkeypatch.setattr(native, "serve", note)

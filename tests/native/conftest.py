@@ -47,8 +47,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
     call_cache.forget()
     count, serve = Counted(), native.serve
 
-    def counting(**given: Any) -> object:
-        found = serve(**given)
+    def counting(*given: Any, **named: Any) -> object:
+        found = serve(*given, **named)
         count.calls += found is not None
         return found
 

@@ -918,7 +918,7 @@ def test_a_build_of_the_library_is_announced(monkeypatch: pytest.MonkeyPatch, ca
 
 
 def test_calls_are_read_by_names(counted: Counted) -> None:
-    """In whatever order; a name of nothing is an error. The order of saved tensors is one in Python and in C++."""
+    """In whatever order; a name of nothing is Python's. The order of saved tensors is one in Python and in C++."""
     x, mask = torch.arange(120.0).view(3, 40), torch.arange(40) % 3 > 0
     for _ in range(3):
         y = scanops.cumsum(x, 1, mask=mask, reverse=True)
@@ -926,8 +926,11 @@ def test_calls_are_read_by_names(counted: Counted) -> None:
     assert native.serve is not None
     for fields in ({"x": x, "mask": mask, **options}, {**options, "mask": mask, "x": x}):
         assert native.serve(**fields).equal(y)
+    users: Any = {"mask": mask, "return_final": False, "reverse": True}
+    assert native.serve(x, None, "sum", 1, users).equal(y)
+    assert native.serve(x, None, "sum", 1, {**users, "dtype": None, "exclusive": False}).equal(y)
     assert native.serve(x=x, mask=mask, **{**options, "reverse": 1}) is None  # equal to True, and no bool
+    assert native.serve(x=x, mask=mask, **{**options, "exclusive": None}) is None  # no bool either
     assert native.serve(x=x, gate=mask, **options) is None
-    with pytest.raises(TypeError, match="a call has no field masks"):
-        native.serve(x=x, masks=mask, **options)
+    assert native.serve(x, None, "sum", 1, {**users, "masks": mask}) is None
     assert SavedTensors._fields == native._MODULES[0].OPERANDS

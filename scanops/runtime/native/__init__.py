@@ -29,7 +29,7 @@ import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, overload
 
 from scanops import emulator, environment
 from scanops.emulator import CPU
@@ -53,13 +53,19 @@ _LOG = logging.getLogger("scanops")
 class Serve(Protocol):
     """The entry of C++ for calls: tensors and options by the names that it has them by, in its order the fastest.
 
-    Returns a result, a tuple of several, or None where Python is to serve the call; of a call of ranks always a tuple.
+    ``options`` has names of the public functions. Returns a result, a tuple of several, or None where Python is to
+    serve the call; of a call of ranks always a tuple.
     """
 
+    @overload
+    def __call__(
+        self, x: Any, gate: Any, op: Any, dim: Any, options: dict[str, Any], /, *, map: Any = None, then: Any = None
+    ) -> Any: ...
+    @overload
     def __call__(
         self,
         *,
-        x: Any,  # of a fused scan also several tensors
+        x: Any,
         mask: Any = None,
         gate: Any = None,
         initial: Any = None,
@@ -67,15 +73,13 @@ class Serve(Protocol):
         offsets: Any = None,
         op: Any,
         dim: Any,
-        reverse: Any = None,
-        exclusive: Any = None,
-        final: Any = None,
+        reverse: bool = False,
+        exclusive: bool = False,
+        final: bool = False,
         dtype: Any = None,
         accumulate: Any = None,
-        complete: Any = None,
+        complete: bool = False,
         chunk: Any = None,
-        map: Any = None,
-        then: Any = None,
         function: str | None = None,  # of a call of ranks: the public function, and its own keywords
         method: Any = None,
         spans: Any = None,

@@ -11,6 +11,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/SmallVector.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <mutex>
@@ -37,6 +38,9 @@ constexpr std::array<const char*, kFields> kNames{
     "x", "mask", "gate", "initial", "y", "indices", "starts", "offsets",
     "op", "dim", "reverse", "exclusive", "final", "dtype", "accumulate", "complete", "chunk",
     "map", "then", "function", "method", "spans", "group"};
+// Names that users have for kStarts and kFinal.
+constexpr std::array<const char*, 2> kUsersNames{"segment_starts", "return_final"};
+constexpr uint32_t kFlags = 1u << kReverse | 1u << kExclusive | 1u << kFinal | 1u << kComplete;
 constexpr size_t kMostFurther = 4;  // further tensors, which stand behind the others among the operands of a call
 constexpr int64_t kAlignment = 16;  // bytes; scanops.requests.geometry.ALIGNMENT
 
@@ -47,11 +51,13 @@ struct Option {
     int64_t value;
 };
 
-// The interned strings of kNames, which the names of keyword arguments are, too.
-inline const std::array<PyObject*, kFields>& names() {
+// The interned strings of kNames, then of kUsersNames, which the names of keyword arguments are, too.
+using Names = std::array<PyObject*, kFields + kUsersNames.size()>;
+inline const Names& names() {
     static const auto all = [] {
-        std::array<PyObject*, kFields> made;
-        for (size_t n = 0; n < kFields; ++n) made[n] = PyUnicode_InternFromString(kNames[n]);
+        Names made;
+        for (size_t n = 0; n < made.size(); ++n)
+            made[n] = PyUnicode_InternFromString(n < kFields ? kNames[n] : kUsersNames[n - kFields]);
         return made;
     }();
     return all;
@@ -64,11 +70,19 @@ class CallFields {
 
     CallFields() { operands.resize(kFurther); }
 
-    // Read a field. False for a value of a type that is not read here, which Python's checks refuse. Names that come in
-    // the order of kNames are found at once. Raises TypeError for a name of no field.
+    // Read a field. False for a name of no field, and for a value of a type that is not read here, which Python's checks
+    // refuse. Names that come in the order of kNames are found at once. What is left out is None, and a flag False.
     bool read(PyObject* name, PyObject* value) {
         const size_t field = find(name);
-        if (value == Py_None) return true;
+        return field < kFields && read(static_cast<Field>(field), value);
+    }
+
+    bool read(Field field, PyObject* value) {
+        if (kFlags >> field & 1) {
+            if (value == Py_False) return true;
+        } else if (value == Py_None) {
+            return true;
+        }
         given_ |= uint32_t{1} << field;
         objects_[field] = value;
         if (field >= kOptions) return read_option(options_[field - kOptions], value, field == kGroup);
@@ -105,13 +119,13 @@ class CallFields {
             next_ = field + 1;
             return field;
         }
-        return find_anywhere(name);
-    }
-
-    size_t find_anywhere(PyObject* name) const {
-        for (size_t n = 0; n < kFields; ++n)
-            if (names_[n] == name || PyUnicode_CompareWithASCIIString(name, kNames[n]) == 0) return n;
-        TORCH_CHECK_TYPE(false, "a call has no field ", PyUnicode_AsUTF8(name));
+        const auto interned = std::find(names_.begin(), names_.end(), name);
+        const auto found = interned != names_.end() ? interned : std::find_if(names_.begin(), names_.end(), [&](auto* each) {
+            return PyUnicode_Compare(each, name) == 0;
+        });
+        const size_t field = static_cast<size_t>(found - names_.begin());
+        if (field < kFields || field == names_.size()) return std::min<size_t>(field, kFields);
+        return field == kFields ? kStarts : kFinal;
     }
 
     static bool read_tensor(at::Tensor& operand, PyObject* value) {
@@ -158,7 +172,7 @@ class CallFields {
     uint32_t given_ = 0;    // which fields are not None: values of others are never read
     std::array<Option, kFields - kOptions> options_;
     std::array<PyObject*, kFields> objects_;
-    const std::array<PyObject*, kFields>& names_ = names();
+    const Names& names_ = names();
     size_t next_ = 0;  // the field that is looked for first
 };
 

@@ -54,14 +54,23 @@ void check_offsets(const Entry& entry, const CallFields& call) {
     entry.offsets.keep(offsets);
 }
 
-// serve(*, x, op, dim, ...), with names of kNames: the result, a tuple of several, or None where Python is to serve. Of a
-// call whose kernels have links to other ranks, as its group is, always a tuple.
+// serve(x, gate, op, dim, options, *, ...), or by names of kNames alone, of which options is a dictionary: the result, a
+// tuple of several, or None where Python is to serve. Of a call whose kernels have links to other ranks, as its group
+// is, always a tuple.
 PyObject* serve(PyObject*, PyObject* const* given, Py_ssize_t count, PyObject* given_names) {
     HANDLE_TH_ERRORS
     CallFields call;
-    if (count != 0 || given_names == nullptr) throw py::type_error("serve takes keywords alone");
-    for (Py_ssize_t n = 0; n < PyTuple_GET_SIZE(given_names); ++n)
-        if (!call.read(PyTuple_GET_ITEM(given_names, n), given[n])) Py_RETURN_NONE;
+    if (count != 0) {
+        if (count != 5 || !PyDict_CheckExact(given[4])) throw py::type_error("serve takes x, gate, op, dim and options");
+        constexpr std::array<Field, 4> fields{kX, kGate, kOp, kDim};
+        for (size_t n = 0; n < fields.size(); ++n)
+            if (!call.read(fields[n], given[n])) Py_RETURN_NONE;
+        PyObject *name, *value;
+        for (Py_ssize_t n = 0; PyDict_Next(given[4], &n, &name, &value);)
+            if (!call.read(name, value)) Py_RETURN_NONE;
+    }
+    for (Py_ssize_t n = 0; given_names != nullptr && n < PyTuple_GET_SIZE(given_names); ++n)
+        if (!call.read(PyTuple_GET_ITEM(given_names, n), given[count + n])) Py_RETURN_NONE;
     const Operands& operands = call.operands;
     if (!operands[kX].defined()) Py_RETURN_NONE;
     const auto found_needs = find_needs(operands);
