@@ -99,7 +99,10 @@ def check_chunk(who: str, chunk: object, **others: object) -> None:
 def make_line_offsets(x: Tensor, dim: int) -> Tensor:
     """Return the offsets of lines that are one segment: 0 and the length. Their values need not be read."""
     length = x.shape[dim] if x.ndim else 1
-    offsets = torch.arange(2, device=x.device) * length
+    if isinstance(length, int) and length > 0:
+        offsets = torch.arange(0, length + 1, length, device=x.device)  # in one launch
+    else:  # whose number of items would be a symbol, or that has no step
+        offsets = torch.arange(2, device=x.device) * length
     if _has_values(offsets) and offsets.is_cuda and not offsets.is_inference():
         _remember(offsets, (version_of(offsets), offsets.data_ptr(), length))
     return offsets
