@@ -13,7 +13,7 @@ from scanops.distributed.prepared import Prepared
 from scanops.distributed.shards import Carry, Shard, record_with
 from scanops.distributed.spans import in_order_of, join_spans
 from scanops.distributed.trade import TradeKey, trade
-from scanops.requests.request import Inputs, Tensors
+from scanops.requests.request import Tensors
 
 __all__ = ["compose_gradients", "scan_traced"]
 
@@ -38,34 +38,33 @@ def compose(scan: Prepared, shard: Shard, initial: Initial, key: TradeKey) -> tu
     states = tuple(in_order_of(scan.layout.rows, each.flatten(0, 1)) for each in traded[: len(total)])
     initial = traded[-1][scan.layout.rows[0] // scan.layout.width] if first else initial
     carries = shards.fold_recorded(valued, states, initial, scan.layout.positions)
-    found = join_spans([shards.finish(*each, 0) for each in zip(parts, carries, strict=True)], scan.call.dim)
-    return (*found, *[carries[0].final.to(scan.carry)] * scan.final), total[0]
+    found = join_spans([shards.finish(*each, 0) for each in zip(parts, carries, strict=True)], shard.call.dim)
+    return (*found, *[carries[0].final.to(shard.carry)] * shard.final), total[0]
 
 
 def compose_gradients(
-    scan: Prepared, grads: Tensors, leaves: Tensors, starts: Tensor | None, number: complex | None,
-    needs: Sequence[bool], likes: Sequence[Like], device: torch.device, sent: int,
+    scan: Prepared, grads: Tensors, leaves: Tensors, starts: Tensor | None, likes: Sequence[Like], sent: int
 ) -> Tensors:  # fmt: skip
     """Return the gradients as functions of scans and exchanges, which can be differentiated.
 
-    ``grads`` are those of the outputs, ``leaves`` x, mask, gate and the initial value, which is ``number`` where it is
-    one. ``likes``: shape and dtype of each, of which nodes save nothing where their values do not count; ``sent`` is
-    the number of the forward pass.
+    ``grads`` are those of the outputs, ``leaves`` x, mask, gate and the initial value. ``likes``: shape and dtype of
+    each, of which nodes save nothing where their values do not count; ``sent`` is the number of the forward pass.
     """
     x, mask, gate, initial = (
-        torch.zeros((), dtype=like[1], device=device).expand(like[0]).requires_grad_()
+        torch.zeros((), dtype=like[1], device=scan.device).expand(like[0]).requires_grad_()
         if each is None and like
         else each
         for each, like in zip(leaves, likes, strict=True)
     )
     assert x is not None
-    shard = scan.shard_with(Inputs(x, mask, gate, starts))
+    shard = scan.shard_of(x, mask, gate, starts)
     key = TradeKey("again", scan.message.derive("again"), sent)
-    outputs, state = compose(scan, shard, initial if number is None else number, key)
+    outputs, state = compose(scan, shard, initial if scan.number is None else scan.number, key)
     known = [(y, g) for y, g in zip(outputs, grads, strict=True) if y.requires_grad]
     used = [(y, g) for y, g in known if g is not None]  # zeros would make second derivatives of 0 * inf
     used = used or [(y, torch.zeros_like(y)) for y, _ in known]
-    wanted = [each for each, need in zip((x, mask, gate, initial), needs, strict=True) if need and each is not None]
+    inputs = (x, mask, gate, initial)
+    wanted = [each for each, need in zip(inputs, scan.needs, strict=True) if need and each is not None]
     of_state, *found = torch.autograd.grad(
         [y for y, _ in used], [state, *wanted], [g for _, g in used], create_graph=True, allow_unused=True
     )
@@ -74,7 +73,7 @@ def compose_gradients(
         record_with(of_state, torch.zeros_like(leaf) if each is None else each)
         for each, leaf in zip(found, wanted, strict=True)
     )
-    return tuple([next(each_of) if need else None for need in needs])
+    return tuple([next(each_of) if need else None for need in scan.needs])
 
 
 def scan_traced(who: str, scan: Prepared, shard: Shard, initial: Initial) -> Outputs:
@@ -109,7 +108,7 @@ def scan_traced(who: str, scan: Prepared, shard: Shard, initial: Initial) -> Out
         both = join_spans(values, call.dim)
     if found:
         return (found[0], both[1], *found[1:])
-    return (*both, *[after[-1].to(scan.carry)] * scan.final)
+    return (*both, *[after[-1].to(shard.carry)] * shard.final)
 
 
 def first_of(initial: Initial, shard: Shard, dtype: torch.dtype) -> Tensor | None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import socket
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,8 +29,8 @@ from scanops.errors import UnsupportedRequest
 from scanops.ops.node import backward_pass
 from scanops.ops.saved import compares_rounded_results, saved_mask
 from scanops.requests.call import Call
-from scanops.requests.geometry import ALIGNMENT, line_shape
-from scanops.requests.request import Inputs, Needs, RequestKind, Tensors, check_request
+from scanops.requests.geometry import ALIGNMENT
+from scanops.requests.request import Inputs, RequestKind, Tensors, check_request
 from scanops.requests.sharding import Sharding
 from scanops.runtime import native
 from scanops.runtime.launcher import Launcher
@@ -157,29 +156,24 @@ class OnePass:
     """
 
     def __init__(self, scan: Prepared, link: Link, given: Inputs) -> None:
-        self.scan, self.link, lines = scan, link, line_shape(given.x.shape, scan.call.dim)
-        initial: Any = given.initial  # a tensor, or a number
+        self.scan, self.link, shard, lines = scan, link, scan.shard, scan.shard.lines
         assert link.order is not None
         self.order = link.order
         self.registrations = 0, 0  # a generation of the native table, and how often it was told of this
-        self._call = replace(scan.call, link=link, final=scan.final and scan.is_last, dtype=scan.result)
-        self._final = SharedFinal(link, self._call, scan.carry, lines) if scan.final else None
-        self._number = None if isinstance(initial, Tensor) else initial  # of the whole line, where it is one
-        self._constant = None  # the same, as the kernel of the first rank reads it
-        if self._number is not None and scan.is_first:
-            self._constant = torch.full((), self._number, dtype=scan.carry, device=link.device)
+        self._call = replace(shard.call, link=link, final=shard.final and scan.is_last, dtype=shard.result)
+        self._final = SharedFinal(link, self._call, shard.carry, lines) if shard.final else None
+        self._constant = None  # the initial value where it is a number, as the kernel of the first rank reads it
+        if scan.number is not None and scan.is_first:
+            self._constant = torch.full((), scan.number, dtype=shard.carry, device=link.device)
         self._like_x = given.x.shape, given.x.dtype
-        self._like_initial = (initial.shape, initial.dtype) if isinstance(initial, Tensor) else None
-        leaves = given.differentiable
-        self._needs: Needs = tuple(
-            [scan.recorded and isinstance(each, Tensor) and each.requires_grad for each in leaves]
-        )
-        self.reads_initial = scan.is_first and initial is not None  # whether this rank's kernel does
-        self._own_needs = (*self._needs[:3], self._needs[3] and self.reads_initial)  # of this rank's kernels
-        own = given._replace(offsets=None, initial=initial if self.reads_initial else None)
+        # Whether this rank's kernel reads the initial value; and the gradients that its kernels compute.
+        self.reads_initial = scan.is_first and given.initial is not None
+        self._own_needs = (*scan.needs[:3], scan.needs[3] and self.reads_initial)
+        carry_in = given.initial if self._constant is None else self._constant
+        own = given._replace(offsets=None, initial=carry_in if self.reads_initial else None)
         self.kind = kind = RequestKind(check_request(self._call, own))
         kind.is_cached = True
-        self._keeps = saved_mask(kind, self._needs)
+        self._keeps = saved_mask(kind, scan.needs)
         gradient = kind.request.operator.gradient
         reads_before = gradient is not None and gradient.saved == "before" and saved_mask(kind, self._own_needs)[4]
         reads_before = reads_before or (any(self._own_needs) and compares_rounded_results(kind))
@@ -290,12 +284,9 @@ class OnePass:
         """
         grad, of_final, x, mask, gate, initial, y, indices, starts = given
         if torch.is_grad_enabled():
-            grads = (self._gradient_or_zeros(grad), of_final)[: 1 + self.scan.final]
-            likes = (self._like_x, None, None, self._like_initial if self._needs[3] else None)
-            leaves, device = (x, mask, gate, initial), self.link.device
-            return compose_gradients(
-                self.scan, grads, leaves, starts, self._number, self._needs, likes, device, noted[0]
-            )
+            grads = (self._gradient_or_zeros(grad), of_final)[: 1 + self.scan.shard.final]
+            likes = (self._like_x, None, None, self.scan.like_initial if self.scan.needs[3] else None)
+            return compose_gradients(self.scan, grads, (x, mask, gate, initial), starts, likes, noted[0])
         assert grad is not None
         own = initial if self.reads_initial else entered
         read = zip((x, mask, gate, own, y, indices), self._keeps, strict=True)
@@ -310,32 +301,32 @@ class OnePass:
             begin = initial if entered is None else entered
             native.register_gradient(self.adjoint, (grad, of_final, x, mask, gate, begin, y, indices, starts), recipe)
         of_initial = found[3]
-        if self._needs[3] and of_initial is None:
-            assert self._like_initial is not None
-            of_initial = torch.zeros(self._like_initial[0], dtype=self._like_initial[1], device=grad.device)
+        if self.scan.needs[3] and of_initial is None:
+            shape, dtype = self.scan.like_initial or ((), None)
+            of_initial = torch.zeros(shape, dtype=dtype, device=grad.device)
         return (*found[:3], of_initial)
 
     def _gradient_or_zeros(self, grad: Tensor | None) -> Tensor:
         """Return the gradient of the result."""
         if grad is not None:
             return grad
-        return torch.zeros(self._like_x[0], dtype=self.scan.result, device=self.link.device)
+        return torch.zeros(self._like_x[0], dtype=self.scan.shard.result, device=self.link.device)
 
     # ---- C++
 
     def register(self, asked: Call, sharding: Sharding, given: Inputs) -> None:
         """Let C++ serve calls like this one, which the user gave as ``asked``, if a launch has served it."""
         launcher = self.launcher if self._launch.is_known else None
-        if launcher is None or not launcher.own or self._number is not None or not native.should_register(self):
+        if launcher is None or not launcher.own or self.scan.number is not None or not native.should_register(self):
             return
         adjoints: tuple[native.CallGradient, ...] = ()
         if self.scan.recorded:
             self.adjoint = next(native.NUMBERS)
-            needs = sum(need << place for place, need in enumerate(self._needs))
+            needs = sum(need << place for place, need in enumerate(self.scan.needs))
             adjoints = (native.CallGradient(needs, self.adjoint, self.saved_bits, self, self.begin),)
         options = {**native.options_of(asked), **sharding._asdict(), "function": self.scan.message.who}
         link = native.LinkedCall(self.note, self.finish if self.follows else None)
-        native.register_call(options, given, launcher, final=self.scan.final, adjoints=adjoints, link=link)
+        native.register_call(options, given, launcher, final=self.scan.shard.final, adjoints=adjoints, link=link)
 
 
 def add_neutral_items(call: Call, result: torch.dtype, given: Inputs) -> Inputs:

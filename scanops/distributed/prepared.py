@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from scanops.distributed.shards import Shard
 from scanops.distributed.spans import Layout, layout_of, split_spans
 from scanops.errors import UnsupportedRequest, format_value
 from scanops.requests.call import Call
-from scanops.requests.request import NAMES, Inputs
+from scanops.requests.request import NAMES, Inputs, Needs
 from scanops.requests.segments import check_offsets, flags_along
 from scanops.requests.torch_state import is_transformed
 
@@ -33,14 +34,13 @@ class Prepared:
 
     group: Group
     message: Message
-    call: Call  # for a shard alone
-    carry: torch.dtype
-    result: torch.dtype
-    final: bool
+    shard: Shard  # of tensors without memory, with head flags in place of offsets; as it is while a compiler traces
+    device: torch.device
     layout: Layout  # positions in scan order
-    shape: torch.Size  # of x
-    dtypes: tuple[torch.dtype | None, ...]  # in which x, mask and gate are read
+    number: complex | None  # the initial value where it is no tensor
+    like_initial: tuple[torch.Size, torch.dtype] | None  # shape and dtype of the one that is a tensor
     recorded: bool  # whether autograd records the call
+    needs: Needs  # which gradients are wanted of such a call
     method: str = "twopass"  # or "onepass"
     is_asked: bool = False  # whether the call names the method
     policy: str | None = None  # of the block that the call is in, which its backward passes go by
@@ -63,10 +63,11 @@ class Prepared:
     def convert(self, given: Inputs) -> Inputs:
         """Return the tensors as kernels read them."""
         x, mask, gate = (
-            each if each is None or each.dtype == dtype else each.to(dtype)
-            for each, dtype in zip(given[:3], self.dtypes, strict=True)
+            each if each is None or each.dtype == like.dtype else each.to(like.dtype)  # type: ignore[union-attr]
+            for each, like in zip(given[:3], self.shard.tensors[:3], strict=True)
         )
-        x = x if x.shape == self.shape else x.expand(self.shape)  # type: ignore[union-attr]
+        shape = self.shard.tensors.x.shape
+        x = x if x.shape == shape else x.expand(shape)  # type: ignore[union-attr]
         found = (x, mask, gate, *given[3:6])
         plain = [
             each.resolve_conj().resolve_neg()
@@ -76,9 +77,9 @@ class Prepared:
         ]
         return Inputs(*plain)  # type: ignore[arg-type]
 
-    def shard_with(self, tensors: Inputs) -> Shard:
+    def shard_of(self, *tensors: Tensor | None) -> Shard:
         """Return the shard of these tensors."""
-        return Shard(call=self.call, tensors=tensors, carry=self.carry, result=self.result, final=self.final)
+        return replace(self.shard, tensors=Inputs(*tensors))  # type: ignore[arg-type]
 
     def parts(self, shard: Shard) -> list[Shard]:
         """Return the spans of this rank's shard, each a shard of its own."""
@@ -93,11 +94,11 @@ class Prepared:
 
     def place_flags(self, x: Tensor, offsets: Tensor, begins: Tensor) -> Tensor:
         """Return the head flags of offsets in a shard like ``x``, whose spans begin at ``begins``."""
-        dim, length = self.call.dim, x.shape[self.call.dim]
+        dim, length, chunk = self.shard.call.dim, self.shard.length, self.shard.call.chunk
         line = x.new_empty(1).expand([length if d == dim else 1 for d in range(x.ndim)])
         spans = split_spans(Inputs(line), dim, self.layout.lengths_of(length))
         pieces = zip(spans, self.layout.positions, strict=True)
-        of_spans = [flags_along(None, offsets, piece.x, dim, self.call.chunk, begins[at]) for piece, at in pieces]
+        of_spans = [flags_along(None, offsets, piece.x, dim, chunk, begins[at]) for piece, at in pieces]
         flags: Tensor = of_spans[0] if len(of_spans) == 1 else torch.cat(of_spans, dim)  # type: ignore[arg-type,assignment]
         return flags
 
@@ -128,28 +129,30 @@ def prepare(who: str, call: Call, given: Inputs) -> tuple[Prepared, Shard]:
     shard = shards.shard_of(replace(call, sharding=None), given._replace(offsets=None), given.offsets)
     layout = layout_of(who, sharding.spans, group.size, group.rank, shard.length, reverse=shard.call.reverse)
     tensors, carry_in = shard.tensors, given.initial if isinstance(given.initial, Tensor) else None
-    recorded = torch.is_grad_enabled() if is_compiling() else tensors._replace(initial=carry_in).differentiates
-    method = "twopass"
-    if not is_compiling():
-        of_initial = carry_in is not None and carry_in.requires_grad
-        served = (shard, group.size, layout.width)
-        method = choose_method(sharding.method, *served, recorded=recorded, of_initial=of_initial)
-    parts = {} if is_compiling() else {"function": who, **_parts(given, shard), "spans": layout.words, "method": method}
+    read = tensors._replace(initial=carry_in)
+    wanted = torch.is_grad_enabled() if is_compiling() else read.differentiates
+    recorded = wanted and (shard.result.is_floating_point or shard.result.is_complex)
+    number: Any = given.initial if carry_in is None else None
     prepared = Prepared(
         group=group,
-        message=Message(who, {}, 0) if is_compiling() else Message.describe(who, parts),
-        call=shard.call,
-        carry=shard.carry,
-        result=shard.result,
-        final=shard.final,
+        message=Message(who, {}, 0),
+        shard=shard,
+        device=tensors.x.device,
         layout=layout,
-        shape=tensors.x.shape,
-        dtypes=tuple(None if each is None else each.dtype for each in tensors[:3]),
-        recorded=recorded and (shard.result.is_floating_point or shard.result.is_complex),
-        method=method,
+        number=number,
+        like_initial=None if carry_in is None else (carry_in.shape, carry_in.dtype),
+        recorded=recorded,
+        needs=tuple([recorded and each is not None and each.requires_grad for each in read.differentiable]),
         is_asked=sharding.method != "auto",
-        policy=None if is_compiling() else environment.SCOPED.get(),
     )
+    if is_compiling():
+        return prepared, shard
+    of_initial = carry_in is not None and carry_in.requires_grad
+    served = (shard, group.size, layout.width)
+    prepared.method = choose_method(sharding.method, *served, recorded=wanted, of_initial=of_initial)
+    parts = {"function": who, **_parts(given, shard), "spans": layout.words, "method": prepared.method}
+    prepared.message = Message.describe(who, parts)
+    prepared.shard, prepared.policy = shard.without_memory(), environment.SCOPED.get()
     return prepared, shard
 
 

@@ -20,7 +20,6 @@ from scanops.distributed.spans import join_spans
 from scanops.distributed.twopass import TwoPass
 from scanops.ops.node import ScanFunction, ShardedForward
 from scanops.requests.call import Call
-from scanops.requests.geometry import line_shape
 from scanops.requests.request import Inputs
 from scanops.runtime import call_cache
 
@@ -83,15 +82,15 @@ def _scan_alone(call: Call, given: Inputs) -> Outputs:
 
 def _scan_nothing(scan: Prepared, given: Inputs) -> Outputs:
     """Return the outputs of a shard without lines, which depend on the inputs as those of other ranks do."""
-    shard = scan.shard_with(given._replace(initial=None))
-    empty = given.x.new_empty(shard.lines, dtype=scan.carry)
+    shard = scan.shard_of(*given[:5])
+    empty = given.x.new_empty(shard.lines, dtype=shard.carry)
     with torch.no_grad():
         parts = [shards.finish(part, Carry(None, empty), 0) for part in scan.parts(shard)]
-        found = join_spans(parts, scan.call.dim)
+        found = join_spans(parts, shard.call.dim)
     if scan.recorded:
         for leaf in (each for each in given.differentiable if isinstance(each, Tensor) and each.requires_grad):
             found, empty = (record_with(leaf, found[0]), *found[1:]), record_with(leaf, empty)
-    return (*found, *[empty] * scan.final)
+    return (*found, *[empty] * shard.final)
 
 
 class ServedCall:
@@ -100,7 +99,7 @@ class ServedCall:
     def __init__(self, scan: Prepared, call: Call, asked: Call | None) -> None:
         self.scan, self._call, self._sharding, self._asked = scan, replace(call, sharding=None), call.sharding, asked
         self.is_alone = scan.group.size == 1 and scan.layout.width == 1
-        self._has_lines = 0 not in line_shape(scan.shape, scan.call.dim)
+        self._has_lines = 0 not in scan.shard.lines
         self._is_plain = False  # whether the tensors of equal calls are read as they are
         self._onepass: OnePass | None = None
         self._twopass: TwoPass | None = None
@@ -118,16 +117,16 @@ class ServedCall:
             self._compare(read)
             return _scan_nothing(scan, read)
         if scan.method == "onepass" and (link := find_link(scan, read.x.device)) is not None:
-            is_empty = not scan.shape[scan.call.dim]
-            whole = add_neutral_items(scan.call, scan.result, read) if is_empty else read
+            shard, is_empty = scan.shard, not scan.shard.length
+            whole = add_neutral_items(shard.call, shard.result, read) if is_empty else read
             if self._onepass is None:
                 self._onepass = OnePass(scan, link, whole)
             if self._asked is not None and self._sharding is not None and self._is_plain and whole is read:
                 self._onepass.register(self._asked, self._sharding, given)
             found = self._compute(self._onepass, whole)
-            return (found[0].narrow(scan.call.dim, 0, 0), *found[1:]) if is_empty else found
+            return (found[0].narrow(shard.call.dim, 0, 0), *found[1:]) if is_empty else found
         if self._twopass is None:
-            self._twopass = TwoPass(scan, read)
+            self._twopass = TwoPass(scan, flagged=read.offsets is not None)
         return self._compute(self._twopass, read)
 
     def _compute(self, method: OnePass | TwoPass, given: Inputs) -> Outputs:
@@ -141,8 +140,7 @@ class ServedCall:
         """Compare the call of ranks that have no states to exchange."""
         scan = self.scan
         if self._comparison is None:
-            length = scan.shape[scan.call.dim]
-            self._comparison = Exchange(scan.group, scan.message, read.x.device, length)
+            self._comparison = Exchange(scan.group, scan.message, scan.device, scan.shard.length)
         (lengths,) = self._comparison.begin(read.offsets)
         if read.offsets is not None and lengths.is_cpu:
             scan.check_offsets(read.offsets, lengths)

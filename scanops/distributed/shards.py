@@ -159,12 +159,14 @@ class Shard:
         return self.is_reduced_to_pairs and not (self.call.exclusive and self.tensors.mask is not None)
 
     def without_memory(self) -> Shard:
-        """Return the shard of tensors without memory, for what asks for no more than shapes and dtypes."""
-        meta = [
-            torch.empty(each.shape, dtype=each.dtype, device="meta") if isinstance(each, Tensor) else None
-            for each in self.tensors
-        ]
-        return replace(self, tensors=Inputs(*meta))  # type: ignore[arg-type]
+        """Return the shard of tensors without memory, with head flags in place of offsets: for shapes and dtypes."""
+        x, mask, gate, starts = (
+            None if each is None else torch.empty(each.shape, dtype=each.dtype, device="meta")
+            for each in self.tensors[:4]
+        )
+        if self.tensors.offsets is not None:
+            starts = torch.empty_like(x, dtype=torch.bool)  # type: ignore[arg-type]
+        return replace(self, tensors=Inputs(x, mask, gate, starts))  # type: ignore[arg-type]
 
 
 class Carry(NamedTuple):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,8 +25,7 @@ from scanops.distributed.shards import Carry, Shard
 from scanops.distributed.spans import in_order_of
 from scanops.ops.node import backward_pass
 from scanops.ops.saved import saved_mask
-from scanops.requests.geometry import line_shape
-from scanops.requests.request import Inputs, Needs, RequestKind, Tensors, check_request
+from scanops.requests.request import Needs, RequestKind, Tensors, check_request
 from scanops.requests.torch_state import runs_kernels
 from scanops.runtime import call_cache
 from scanops.runtime.policies import resumed
@@ -63,43 +62,30 @@ class Span(NamedTuple):
 class TwoPass:
     """The programs of equal calls in two passes."""
 
-    def __init__(self, scan: Prepared, given: Inputs) -> None:
-        flagged = given.starts is not None or given.offsets is not None
-        shard, group = scan.shard_with(given).without_memory(), scan.group
-        if given.offsets is not None:  # which head flags take the place of
-            flags = torch.empty(scan.shape, dtype=torch.bool, device="meta")
-            shard = replace(shard, tensors=shard.tensors._replace(starts=flags, offsets=None))
-        self.scan, self._shard, self._layout, self._width = scan, shard, scan.layout, scan.layout.width
-        device = given.x.device
-        initial: Any = given.initial  # a tensor, or a number
-        rising = list(range(len(scan.layout.rows)))
+    def __init__(self, scan: Prepared, *, flagged: bool) -> None:
+        """``flagged``: whether the call has offsets, of which ranks make head flags when they know all lengths."""
+        shard, layout = scan.shard, scan.layout
+        self.scan, self._shard, self._layout, self._width, self._device = scan, shard, layout, layout.width, scan.device
+        rising, in_place = list(range(len(layout.rows))), shard.tensors.starts is not None or bool(shard.row.indices)
         # States lie in the order of ranks: where scan order is that backwards they are scanned in reverse, but for
         # flags, which are read in one direction, and for indices.
-        self._is_backwards = list(scan.layout.rows) == rising[::-1] and not (flagged or shard.row.indices)
-        self._is_ordered = self._is_backwards or list(scan.layout.rows) == rising
+        self._is_backwards = list(layout.rows) == rising[::-1] and not in_place
+        self._is_ordered = self._is_backwards or list(layout.rows) == rising
         self._exchange = Exchange(
-            group, scan.message, device, shard.length, shard.model, partial(shards.split_states, shard),
-            width=self._width, follows=given.offsets is not None,
+            scan.group, scan.message, scan.device, shard.length, shard.model, partial(shards.split_states, shard),
+            width=layout.width, follows=flagged,
         )  # fmt: skip
-        model = [*shard.backward_model, *[(shard.lines, scan.carry)] * scan.final]
+        model = [*shard.backward_model, *[(shard.lines, shard.carry)] * shard.final]
         self._backward = Exchange(
-            group, scan.backward_message, device, shard.length, model, partial(_split_gradients, shard, scan.final),
-            width=self._width,
+            scan.group, scan.backward_message, scan.device, shard.length, model, partial(_split_gradients, shard),
+            width=layout.width,
         )  # fmt: skip
-        self._fold_carry = shard.wide if shard.row.gated else scan.carry
-        # The carry-in of the line where it is a number, as the scan over ranks and that of the first span read it.
-        self.number = None if isinstance(initial, Tensor) else initial
+        self._fold_carry = shard.wide if shard.row.gated else shard.carry
+        # The initial value where it is a number, as the scan over ranks and that of the first span read it.
         self._constants: tuple[Tensor | None, ...] = (None, None)
-        if self.number is not None:
-            of_ranks = torch.full((), self.number, dtype=self._fold_carry, device=device)
-            self._constants = of_ranks, torch.full(shard.lines, self.number, dtype=scan.carry, device=device)
-        self._like_x, self._like_initial = (scan.shape, given.x.dtype), None
-        if isinstance(initial, Tensor):
-            self._like_initial = (initial.shape, initial.dtype)
-        self._device = device
-        self._needs: Needs = ()  # which gradients are wanted; none where autograd does not record the call
-        if scan.recorded:
-            self._needs = tuple([isinstance(each, Tensor) and each.requires_grad for each in given.differentiable])
+        if scan.number is not None:
+            of_ranks = torch.full((), scan.number, dtype=self._fold_carry, device=scan.device)
+            self._constants = of_ranks, torch.full(shard.lines, scan.number, dtype=shard.carry, device=scan.device)
         self._spans: tuple[Span, ...] = ()
         self._forward = CallProgram(self._record)
         self._backwards: dict[object, CallProgram] = {}
@@ -109,7 +95,7 @@ class TwoPass:
     def compute(self, tensors: Tensors) -> tuple[Outputs, Tensors, int]:
         """Return the outputs, what the node saves, and the number of the exchange."""
         found = self._forward(*tensors, *self._constants)
-        count = 1 + bool(self._shard.row.indices) + self.scan.final
+        count = 1 + bool(self._shard.row.indices) + self._shard.final
         x, mask, gate, *_, initial = tensors
         saved = (None,) * 3 if self._shard.is_plain_sum else (x, mask, gate)
         outputs: Outputs = found[:count]  # type: ignore[assignment]
@@ -120,7 +106,7 @@ class TwoPass:
         starts: Tensor | None, offsets: Tensor | None, initial: Tensor | None, of_ranks: Tensor | None,
         of_lines: Tensor | None,
     ) -> Tensors:  # fmt: skip
-        scan, dim, row, begins = self.scan, self.scan.call.dim, self._shard.row, None
+        scan, shard, row, begins = self.scan, self._shard, self._shard.row, None
         if offsets is not None:
             (lengths,) = tape.call(self._exchange.begin, offsets)
             assert lengths is not None
@@ -135,34 +121,34 @@ class TwoPass:
         if not self._is_ordered:
             states = list(tape.call(partial(_reorder, self._layout.rows), *states))
         if initial is not None:
-            (of_ranks,) = tape.call(partial(_convert, self._fold_carry), initial)
+            of_ranks = tape.apply(partial(_convert, self._fold_carry), initial)
         after = places = None
         if row.indices:
             after, places = tape.call(self._fold_indices, *states, of_ranks, begins)
-        elif scan.final or self._layout.positions != (0,):
-            over = shards.over_ranks(self._shard, reverse=self._is_backwards)
+        elif shard.final or self._layout.positions != (0,):
+            over = shards.over_ranks(shard, reverse=self._is_backwards)
             value, other, flags = states
             (after,) = call_programs.scan(tape, over, value, None, other, flags, None, of_ranks)
         befores, results = [], []
         for part, position in zip(parts, self._layout.positions, strict=True):
             before = of_lines
             if position:
-                (before,) = tape.call(partial(_take, self._place(position - 1), scan.carry), after)
+                before = tape.apply(partial(_take, self._place(position - 1), shard.carry), after)
             elif initial is not None and scan.is_first:
-                (before,) = tape.call(partial(_spread, self._shard.lines, scan.carry), initial)
+                before = tape.apply(partial(_spread, shard.lines, shard.carry), initial)
             if row.indices:
                 results.append(tape.call(partial(self._finish, position), *part, before, places, begins))
             else:
-                results.append(call_programs.scan(tape, scan.call, *part, None, before))
+                results.append(call_programs.scan(tape, shard.call, *part, None, before))
             befores.append(before)
         outputs = results[0]
         if len(results) > 1:
-            each_of = zip(*results, strict=True)
-            outputs = tuple([tape.call(partial(_join, dim), *each)[0] for each in each_of])
-        if scan.final:
-            (final,) = tape.call(partial(_copy, self._place(len(self._layout.rows) - 1), scan.carry), after)
-            outputs = (*outputs, final)
-        if not self._needs or self._shard.is_plain_sum:
+            join = partial(_join, shard.call.dim)
+            outputs = tuple([tape.apply(join, *each) for each in zip(*results, strict=True)])
+        if shard.final:
+            copy = partial(_copy, self._place(len(self._layout.rows) - 1), shard.carry)
+            outputs = (*outputs, tape.apply(copy, after))
+        if not scan.recorded or shard.is_plain_sum:
             return outputs
         return (*outputs, *self._list_saved((x, mask, gate, starts), befores, results, totals))
 
@@ -171,8 +157,7 @@ class TwoPass:
         totals: Sequence[Tensors],
     ) -> Tensors:  # fmt: skip
         """Return head flags, and of each span its carry-in, results and states, as far as gradients read them."""
-        shard = self.scan.shard_with(Inputs(*tensors))  # type: ignore[arg-type]
-        self._spans = self._find_spans(shard, befores)
+        self._spans = self._find_spans(self.scan.shard_of(*tensors), befores)
         read: list[Tensor | None] = [tensors[3]]
         for span, before, result, total in zip(self._spans, befores, results, totals, strict=True):
             read += [before if span.reads_before else None, result[0] if span.reads_results else None]
@@ -180,7 +165,7 @@ class TwoPass:
         return tuple(read)
 
     def _find_spans(self, shard: Shard, befores: Sequence[Tensor | None]) -> tuple[Span, ...]:
-        valued, asked, found = shard.valued, (*self._needs[:3], False), []
+        valued, asked, found = shard.valued, (*self.scan.needs[:3], False), []
         for part, before in zip(self.scan.parts(valued), befores, strict=True):
             call = replace(valued.call, final=True)
             kind = RequestKind(check_request(call, part.tensors._replace(offsets=None, initial=before)))
@@ -198,14 +183,14 @@ class TwoPass:
             return [tensors]
 
         def split(*tensors: Tensor | None) -> Tensors:
-            parts = self.scan.parts(self.scan.shard_with(Inputs(*tensors)))  # type: ignore[arg-type]
+            parts = self.scan.parts(self.scan.shard_of(*tensors))
             return tuple([each for part in parts for each in part.tensors[:4]])
 
         found = tape.call(split, *tensors)
         return [found[4 * span : 4 * span + 4] for span in range(self._width)]
 
     def _find_totals(self, tape: Tape, *part: Tensor | None) -> Tensors:
-        shard = self.scan.shard_with(Inputs(*part))  # type: ignore[arg-type]
+        shard = self.scan.shard_of(*part)
         if shards.is_reducible(shard):
             reduce, dim, carry = shards.REDUCED[shard.row.name], shard.call.dim, shard.carry
             return tape.call(lambda x, *_: (reduce(x, dim, carry),), *part)
@@ -213,7 +198,7 @@ class TwoPass:
             pairs = call_programs.scan(tape, shards.call_of_pairs(shard), *part, None, None)
             if pairs:
                 return pairs
-        return tape.call(lambda *part: shards.totals(self.scan.shard_with(Inputs(*part))), *part)
+        return tape.call(lambda *part: shards.totals(self.scan.shard_of(*part)), *part)
 
     def _place(self, position: int) -> int:
         """Return where the state at a position of scan order is among those of all ranks."""
@@ -221,7 +206,7 @@ class TwoPass:
 
     def _find_starts(self, lengths: Tensor) -> tuple[Tensor]:
         """Return where the span at each position begins in the line."""
-        return (self._layout.starts_of(lengths, self.scan.call.reverse).to(self._device),)
+        return (self._layout.starts_of(lengths, self._shard.call.reverse).to(self._device),)
 
     def _place_flags(self, x: Tensor, offsets: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Return head flags in place of offsets, and where spans begin. Raises for positions that are not of a line."""
@@ -240,23 +225,22 @@ class TwoPass:
         *part, before, places, begins = given
         assert begins is not None and places is not None
         carry = Carry(before, places[-1], places[position - 1] if position else None)
-        return shards.finish(self.scan.shard_with(Inputs(*part)), carry, begins[position])  # type: ignore[arg-type]
+        return shards.finish(self.scan.shard_of(*part), carry, begins[position])
 
     # ---- backward
 
     def differentiate(self, saved: Tensors, grads: Tensors, noted: int) -> Tensors:
         """Return the gradients as ``NAMES``; ``noted`` is the number of the forward pass."""
-        scan, needs, (x, mask, gate, initial, *others) = self.scan, self._needs, saved or (None,) * 4
+        scan, shard, (x, mask, gate, initial, *others) = self.scan, self._shard, saved or (None,) * 4
         starts = others[0] if others else None
         if torch.is_grad_enabled():
-            outputs = (grads[0], *grads[2:]) if self._shard.row.indices else grads
-            likes = (self._like_x, None, None, None)
-            leaves = (x, mask, gate, initial)
-            return compose_gradients(scan, outputs, leaves, starts, self.number, needs, likes, self._device, noted)
-        grad, of_final = grads[0], grads[-1] if scan.final else None
+            outputs = (grads[0], *grads[2:]) if shard.row.indices else grads
+            likes = ((shard.tensors.x.shape, shard.tensors.x.dtype), None, None, None)
+            return compose_gradients(scan, outputs, (x, mask, gate, initial), starts, likes, noted)
+        grad, of_final = grads[0], grads[-1] if shard.final else None
         if grad is None:
-            grad = torch.zeros((), dtype=scan.result, device=self._device).expand(scan.shape)
-        if scan.final:
+            grad = torch.zeros((), dtype=shard.result, device=self._device).expand(shard.tensors.x.shape)
+        if shard.final:
             of_final = self._zeros() if of_final is None else of_final.contiguous()
         try:
             key: object = tuple(call_cache.tensor_signature((grad, of_final)))
@@ -272,22 +256,22 @@ class TwoPass:
         self._backward.number = noted
         with resumed(scan.policy):  # autograd runs backward passes in threads of its own
             *found, of_initial = program(grad, of_final, x, mask, gate, *others)
-        if not needs[3]:
+        if not scan.needs[3]:
             return (*found, None)
-        assert self._like_initial is not None and of_initial is not None
+        assert scan.like_initial is not None and of_initial is not None
         # The first rank's alone, and no memory of the exchange.
-        shape, dtype = self._like_initial
+        shape, dtype = scan.like_initial
         of_initial = of_initial if scan.is_first else torch.zeros_like(of_initial)
         return (*found, of_initial.sum_to_size(shape).to(dtype, copy=True))
 
     def _zeros(self) -> Tensor:
-        return torch.zeros(line_shape(self.scan.shape, self.scan.call.dim), dtype=self.scan.carry, device=self._device)
+        return torch.zeros(self._shard.lines, dtype=self._shard.carry, device=self._device)
 
     def _record_backward(
         self, tape: Tape, grad: Tensor, of_final: Tensor | None, x: Tensor | None, mask: Tensor | None,
         gate: Tensor | None, starts: Tensor | None = None, *saved: Tensor | None,
     ) -> Tensors:  # fmt: skip
-        scan, dim, shard = self.scan, self.scan.call.dim, self._shard
+        scan, dim, shard = self.scan, self._shard.call.dim, self._shard
         is_plain, width = shard.is_plain_sum, self._width
         pieces: Tensors = (grad,)
         if width > 1:
@@ -299,7 +283,7 @@ class TwoPass:
         states: list[Tensor | None] = []
         for span, (piece, part, kept) in enumerate(zip(pieces, parts, each_of, strict=True)):
             states += self._find_entries(tape, span, piece, part, kept)
-            if scan.final:  # the gradient of the carry-out is a state of the first span
+            if shard.final:  # the gradient of the carry-out is a state of the first span
                 states += [of_final] if span == 0 else tape.call(lambda each: (torch.zeros_like(each),), of_final)
         _, entries, slopes, finals = tape.call(self._backward.send, *states)
         if not self._is_ordered:
@@ -307,23 +291,24 @@ class TwoPass:
         of_line = None
         if finals is not None:
             assert entries is not None
-            (of_line,) = tape.call(partial(_add_up, entries.dtype), finals)
+            of_line = tape.apply(partial(_add_up, entries.dtype), finals)
         over = shards.back_over_ranks(shard, reverse=not self._is_backwards)
         (after,) = call_programs.scan(tape, over, entries, None, slopes, None, None, of_line)
-        (of_initial,) = tape.call(partial(_take, self._place(0), scan.carry), after)
-        if not any(self._needs[:3]):
+        of_initial = tape.apply(partial(_take, self._place(0), shard.carry), after)
+        if not any(scan.needs[:3]):
             return (None, None, None, of_initial)
-        found = []
+        found: list[Tensors] = []
+        into: Tensor | None
         for span, (piece, part, kept) in enumerate(zip(pieces, parts, each_of, strict=True)):
             behind = self._layout.positions[span] + 1
             if behind < len(self._layout.rows):
-                (into,) = tape.call(partial(_take, self._place(behind), scan.carry), after)
+                into = tape.apply(partial(_take, self._place(behind), shard.carry), after)
             elif of_line is not None:
-                (into,) = tape.call(partial(_convert, scan.carry), of_line)
+                into = tape.apply(partial(_convert, shard.carry), of_line)
             else:
                 (into,) = tape.call(lambda: (self._zeros(),))
             if is_plain:
-                back = replace(scan.call, reverse=not scan.call.reverse, dtype=scan.result)
+                back = replace(shard.call, reverse=not shard.call.reverse, dtype=shard.result)
                 found.append((*call_programs.scan(tape, back, piece, None, None, None, None, into), None, None))
             else:
                 found.append(tape.call(partial(self._pull_back, span), piece, into, *part, *kept[:2]))
@@ -331,18 +316,18 @@ class TwoPass:
             return (*found[0], of_initial)
         operands = (None, mask, gate)
         whole = [
-            None if each[0] is None else tape.call(partial(_join_gradients, dim, len(scan.shape)), operand, *each)[0]
+            None if each[0] is None else tape.apply(partial(_join_gradients, dim, shard.tensors.x.ndim), operand, *each)
             for operand, each in zip(operands, zip(*found, strict=True), strict=True)
         ]
         return (*whole, of_initial)
 
     def _find_entries(self, tape: Tape, span: int, piece: Tensor | None, part: Tensors, kept: Tensors) -> Tensors:
         """Return the states of ``shards.find_entries`` of a span."""
-        shard, dim = self._shard.valued, self.scan.call.dim
+        shard, dim = self._shard.valued, self._shard.call.dim
         assert piece is not None
         if not shard.has_slopes:
-            return tape.call(lambda piece: (piece.sum(dim, dtype=self.scan.carry),), piece)
-        valued = self.scan.shard_with(Inputs(*part)).valued  # type: ignore[arg-type]
+            return (tape.apply(lambda piece: piece.sum(dim, dtype=shard.carry), piece),)
+        valued = self.scan.shard_of(*part).valued
         if kept[0] is not None and valued.has_paired_entries and piece.dtype == shard.result and runs_kernels((piece,)):
             call, (_, mask, gate, _) = shards.call_of_entry(valued), part
             pairs = call_programs.scan(tape, call, piece, mask, gate, None, None, None)
@@ -352,14 +337,14 @@ class TwoPass:
 
     def _compute_entries(self, span: int, piece: Tensor, *given: Tensor | None) -> Tensors:
         part, (before, results, *total) = given[:4], given[4:]
-        valued = self.scan.shard_with(Inputs(*part)).valued  # type: ignore[arg-type]
+        valued = self.scan.shard_of(*part).valued
         if self._shard.row.indices:
             del total[1:2]
 
         def pull_back(piece: Tensor) -> Tensor:
             saved = self._list_read(self._spans[span], part, before, results)
             found = self._spans[span].pull_back(piece, None, saved, self.scan.policy)[3]
-            return torch.zeros(valued.lines, dtype=self.scan.carry, device=piece.device) if found is None else found
+            return self._zeros() if found is None else found
 
         return shards.find_entries(valued, piece, before, tuple(total), pull_back)  # type: ignore[arg-type]
 
@@ -386,43 +371,43 @@ class TwoPass:
 # ---- steps
 
 
-def _split_gradients(shard: Shard, has_final: bool, states: Outputs) -> Tensors:
+def _split_gradients(shard: Shard, states: Outputs) -> Tensors:
     entries, slopes = shards.split_gradients(shard, states)
-    return entries, slopes, states[-1] if has_final else None
+    return entries, slopes, states[-1] if shard.final else None
 
 
 def _reorder(rows: Sequence[int], *states: Tensor | None) -> Tensors:
     return tuple([None if each is None else in_order_of(rows, each) for each in states])
 
 
-def _convert(dtype: torch.dtype, tensor: Tensor) -> Outputs:
-    return (tensor.to(dtype),)
+def _convert(dtype: torch.dtype, tensor: Tensor) -> Tensor:
+    return tensor.to(dtype)
 
 
-def _take(place: int, dtype: torch.dtype, states: Tensor) -> Outputs:
+def _take(place: int, dtype: torch.dtype, states: Tensor) -> Tensor:
     found = states[place]
-    return (found if found.dtype == dtype else found.to(dtype),)
+    return found if found.dtype == dtype else found.to(dtype)
 
 
-def _copy(place: int, dtype: torch.dtype, states: Tensor) -> Outputs:
-    return (states[place].to(dtype, copy=True),)
+def _copy(place: int, dtype: torch.dtype, states: Tensor) -> Tensor:
+    return states[place].to(dtype, copy=True)
 
 
-def _spread(lines: torch.Size, dtype: torch.dtype, initial: Tensor) -> Outputs:
-    return (initial.to(dtype).expand(lines).contiguous(),)
+def _spread(lines: torch.Size, dtype: torch.dtype, initial: Tensor) -> Tensor:
+    return initial.to(dtype).expand(lines).contiguous()
 
 
-def _add_up(dtype: torch.dtype, states: Tensor) -> Outputs:
-    return (states.sum(0, dtype=dtype),)
+def _add_up(dtype: torch.dtype, states: Tensor) -> Tensor:
+    return states.sum(0, dtype=dtype)
 
 
-def _join(dim: int, *pieces: Tensor) -> Outputs:
-    return (torch.cat(pieces, dim),)
+def _join(dim: int, *pieces: Tensor) -> Tensor:
+    return torch.cat(pieces, dim)
 
 
-def _join_gradients(dim: int, rank: int, operand: Tensor | None, *pieces: Tensor) -> Outputs:
+def _join_gradients(dim: int, rank: int, operand: Tensor | None, *pieces: Tensor) -> Tensor:
     """The gradient of an operand, None for x, from those of its spans: of what belongs to each span, their sum."""
     at = dim if operand is None else dim - rank + operand.ndim
     if operand is not None and (at < 0 or operand.shape[at] == 1):
-        return (torch.stack(pieces).sum(0),)
-    return (torch.cat(pieces, at),)
+        return torch.stack(pieces).sum(0)
+    return torch.cat(pieces, at)
