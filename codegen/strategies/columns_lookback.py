@@ -88,8 +88,10 @@ MOST_ROWS, STATE_BYTES, HEAVY_GROUP = 24, 288, 8
 # Few columns whose states take the registers: recurrences in bfloat16, 24 x 16384 x 40, have 0.50 with 9 rows of 4
 # columns a thread, 0.24 with 3 rows of 8; with a gate for each line 0.42 and 0.18; gradients, 1 x 16384 x 100, 0.30, by
 # a loop 0.07; sums, 24 x 16384 x 40, 0.67 with 18 rows of 4 columns, 0.32 with 8 rows of 8. The gradient of a sum of
-# gates, 520699 x 16, takes 91 us with 5 rows of 4 columns, 237 us with 4 rows of 2 (H200).
-MOST_HALF_COLUMNS, FEW_ROW_BYTES, FEW_COLUMNS, FEW_ROWS = 128, 16, 64, 19
+# gates, 520699 x 16, takes 95 us with 9 rows of 2 columns, 237 us with 4 rows. Beyond 64 columns recurrences are faster
+# in registers: 36216 x 120 takes 17 us, not 21 us (H200).
+MOST_PAIR_COLUMNS, MOST_HALF_COLUMNS = 64, 128
+FEW_ROW_BYTES, FEW_COLUMNS, FEW_ROWS = 16, 64, 19
 STRIDED_LANES = 32  # when inner is odd: 64 x 4096 x 1001 has 0.83, 16 lanes 0.71, a column a lane 0.54
 # splits a column tile further: fewer totals per byte. 1 x 4194304 x 64: 0.80, in one column tile 0.77
 ONE_TILE_LANES = 8
@@ -152,7 +154,8 @@ def _takes_registers(spec: ScanSpec) -> bool:
         return fragments(spec).held_bytes > column_tile.WIDE_STATE
     small = {*spec.result_bytes} == {spec.out.bytes} and spec.out.bytes < INT_BYTES
     long = column_tile.is_gradient(spec) and spec.capacity > LONGEST_GRADIENT
-    narrow = column_tile.column_width(spec) > 1 and spec.inner <= MOST_HALF_COLUMNS
+    most = MOST_PAIR_COLUMNS if column_tile.is_pair(spec) else MOST_HALF_COLUMNS
+    narrow = column_tile.column_width(spec) > 1 and spec.inner <= most
     return small and narrow and not long
 
 
