@@ -48,7 +48,7 @@ class Scan:
     @property
     def moved(self) -> int:
         """The bytes that the scan has to move: each input read once, each output written once."""
-        read = sum(each.nbytes for each in self.inputs if each is not None)
+        read = sum(each.nbytes for each in self.inputs.flat if each is not None)
         return read + sum(shape.numel() * dtype.itemsize for _, shape, dtype in self.request.places)
 
     def key(self, target: str, multiprocessors: int) -> KernelKey:
@@ -109,8 +109,8 @@ def _limit(op: str, length: int) -> float:
 
 def _mapped(inputs: Inputs, change: Callable[[torch.Tensor], torch.Tensor]) -> Inputs:
     """Return the inputs with every tensor that belongs to lines or items changed."""
-    changed = {name: change(each) for name, each in inputs._asdict().items() if each is not None and name != "offsets"}
-    return inputs._replace(**changed)
+    changed = [None if each is None else change(each) for each in inputs.flat]
+    return Inputs.of_flat(changed)._replace(offsets=inputs.offsets)
 
 
 def _doubled(each: torch.Tensor) -> torch.Tensor:

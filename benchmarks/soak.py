@@ -17,6 +17,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -91,7 +92,7 @@ def case_of(named: str, shape: tuple[int, ...], dim: int, device: str = "cuda", 
     case = allocate(
         Cell(group="soak", family="split over blocks", variant=variant, shape=shape, dim=dim), device, filled=filled
     )
-    added: dict[str, torch.Tensor] = {}
+    added: dict[str, Any] = {}
     if extra == "segments":
         added["starts"] = torch.rand_like(case.x) < 1e-3
     if extra == "linear":

@@ -14,9 +14,8 @@ from scanops.fallback.summed import compose_summed
 from scanops.forks import LATE, load_late
 from scanops.ops.dispatch import run
 from scanops.ops.schema import Outputs
-from scanops.ops.serving import AnyInputs
 from scanops.requests.call import Call
-from scanops.requests.request import FusedInputs, Inputs, check_request
+from scanops.requests.request import Inputs, check_request
 from scanops.requests.torch_state import runs_kernels
 from scanops.runtime.launcher import deliver
 
@@ -25,7 +24,7 @@ __all__ = ["run_call"]
 
 def run_call(
     call: Call,
-    given: AnyInputs,
+    given: Inputs,
     outs: tuple[torch.Tensor | None, ...] = (),
     *,
     eager: bool | None = None,
@@ -34,7 +33,7 @@ def run_call(
     eager = runs_kernels(given.flat) if eager is None else eager
     if eager or not any([type(each).__name__ == "DTensor" for each in given.flat]):
         return run(call, given, outs, eager=eager)
-    if isinstance(given, FusedInputs):
+    if call.fusion is not None:
         return (compose_summed if call.summed else compose)(call, given, _scan_placed)
     if all([out is None for out in outs]):  # checked where ranks scan their parts
         return _scan_placed(call, given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -13,7 +14,7 @@ from scanops.codegen.operators import GRADIENTS
 from scanops.codegen.spec import ScanSpec
 from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT
-from scanops.requests.request import FusedInputs, Inputs, Request, Tensors
+from scanops.requests.request import Inputs, Request, Tensors
 from scanops.runtime.kernels import Kernel
 from scanops.runtime.launcher import Launcher, device_of
 
@@ -104,13 +105,15 @@ class Operands:
         launcher, inputs, outs = self._launches[kernel]
         launcher(inputs, outs)
 
-    def _inputs(self) -> Inputs | FusedInputs:
+    def _inputs(self) -> Inputs:
         """The tensors as a request has them."""
         if self._spec.fusion is not None:
             x, *further = (self.tensors[python_name(each)] for each in self._spec.sources)
-            return FusedInputs(x, tuple(further), self.tensors.get("initial"))
+            return Inputs(x, initial=self.tensors.get("initial"), further=tuple(further))
         names = {"input": "x", "further1": "begin"}
-        tensors = {names.get(each.name, each.name): self.tensors[python_name(each)] for each in self._spec.sources}
+        tensors: dict[str, Any] = {
+            names.get(each.name, each.name): self.tensors[python_name(each)] for each in self._spec.sources
+        }
         tensors |= {name: self.tensors[name] for name in ("offsets", "initial") if name in self.tensors}
         return Inputs(**tensors)
 

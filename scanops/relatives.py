@@ -334,7 +334,7 @@ def reduce_by_key(
     offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0), counts.new_full((1,), len(keys))])
     given = Inputs(x, mask, offsets=offsets)
     call, eager = resolve_call(Call(op, dim, final=True, per_segment=True, dtype=dtype), given, (None,))
-    if not (eager or OPEN or is_followed(given) or given.differentiates):
+    if not (eager or OPEN or is_followed(given.flat) or given.differentiates):
         found = reduce_segments(check_request(call, given), counts)
         if found is not None:
             return unique, found

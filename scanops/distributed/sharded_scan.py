@@ -61,11 +61,11 @@ def _key_of(who: str, call: Call, given: Inputs) -> call_cache.Key | None:
     initial = None if isinstance(given.initial, Tensor) else given.initial
     tensors = given if initial is None else given._replace(initial=None)
     key = call_cache.key_of(call, tensors)
-    if key is None or not {type(each) for each in tensors}.issubset(_PLAIN):
+    if key is None or not {type(each) for each in tensors.flat}.issubset(_PLAIN):
         return None
-    if any([each is not None and (each.is_conj() or each.is_neg()) for each in tensors]):  # which the key does not say
+    if any([each is not None and (each.is_conj() or each.is_neg()) for each in tensors.flat]):  # the key does not say
         return None
-    needs = [each is not None and each.requires_grad for each in tensors]
+    needs = [each is not None and each.requires_grad for each in tensors.flat]
     modes = torch.is_grad_enabled(), torch.is_autocast_enabled("cuda"), private.is_autograd_excluded()
     return (who, type(initial), initial, *needs, *modes, *key)
 

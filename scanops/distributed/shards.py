@@ -197,7 +197,7 @@ def shard_of(call: Call, given: Inputs, offsets: Tensor | None) -> Shard:
             value=f"x.shape={tuple(request.x.shape)}, op={row.name!r} with lift={row.lift}, project={row.project!r}",
             hint="gather the dimension, or carry the state from rank to rank with initial= and return_final=True",
         )
-    tensors = given._replace(mask=request.plain.mask, gate=request.plain.gate, offsets=offsets)
+    tensors = given._replace(mask=request.inputs.mask, gate=request.inputs.gate, offsets=offsets)
     local = replace(call, dim=request.call.dim, dtype=request.dtype, final=False)
     return Shard(call=local, tensors=tensors, carry=request.carry_dtype, result=request.dtype, final=call.final)
 

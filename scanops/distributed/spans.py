@@ -89,10 +89,9 @@ def split_spans(tensors: Inputs, dim: int, lengths: Sequence[int]) -> list[Input
     ends = list(itertools.accumulate(lengths, initial=0))
     return [
         tensors._replace(
-            **{
-                name: narrow_operand(getattr(tensors, name), tensors.x.ndim, dim, *ends)
-                for name in ("mask", "gate", "starts")
-            },
+            mask=narrow_operand(tensors.mask, tensors.x.ndim, dim, *ends),
+            gate=narrow_operand(tensors.gate, tensors.x.ndim, dim, *ends),
+            starts=narrow_operand(tensors.starts, tensors.x.ndim, dim, *ends),
             x=tensors.x.narrow(dim, ends[0], ends[1] - ends[0]),
         )
         for ends in itertools.pairwise(ends)

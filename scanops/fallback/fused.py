@@ -15,7 +15,7 @@ from scanops.fallback.scans import depend
 from scanops.requests.call import Call
 from scanops.requests.fused import broadcast_shape
 from scanops.requests.geometry import separate
-from scanops.requests.request import FusedInputs, Inputs
+from scanops.requests.request import Inputs
 from scanops.requests.segments import shift
 from scanops.requests.torch_state import is_derived, is_memory, is_recorded
 
@@ -28,7 +28,7 @@ _TORCH: dict[str, Any] = {
 }
 
 
-def compose(call: Call, given: FusedInputs, scan: Callable[[Call, Inputs], Tensors]) -> Tensors:
+def compose(call: Call, given: Inputs, scan: Callable[[Call, Inputs], Tensors]) -> Tensors:
     """Return the outputs of a checked fused scan, and its carry-out if asked for; ``scan`` computes plain scans."""
     fusion = call.fusion
     assert fusion is not None

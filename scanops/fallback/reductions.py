@@ -22,7 +22,7 @@ def reduce_segments(request: Request, lengths: torch.Tensor) -> torch.Tensor | N
 
     Sums and products of floating dtypes are accumulated in float64.
     """
-    call, inputs = request.call, request.plain.readable()
+    call, inputs = request.call, request.inputs.readable()
     rule, row = doubling.join_of(call), operator_named(call.op)
     if rule is None or row.gated or call.result == torch.uint64:
         return None

@@ -39,7 +39,7 @@ def compute(request: Request, inputs: Inputs | None = None) -> tuple[torch.Tenso
 
     As those of a kernel, each has memory of its own, and none is computed from another one.
     """
-    inputs = request.plain if inputs is None else inputs
+    inputs = request.inputs if inputs is None else inputs
     if request.call.complete:
         return (_complete(request, inputs),)
     if inputs.x.ndim:
@@ -73,7 +73,7 @@ def outputs(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
     # Of equal values torch's indices name one that a mask leaves out.
     masked = operator.indices and inputs.mask is not None and inputs.mask.dtype == torch.bool
     plain = operator.torch_name and not (call.final or call.compensated or unsound or masked)
-    if plain and all(each is None for each in inputs[2:]):
+    if plain and all(each is None for each in inputs.flat[2:]):
         differs = "gradients" in operator.unsound and (inputs.differentiates or is_derived())
         results = _by_torch(inputs, call, _logcumsumexp if differs else getattr(torch, str(operator.torch_name)))
         if results is not None:

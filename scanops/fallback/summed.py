@@ -17,7 +17,7 @@ from scanops.fallback.fused import evaluate
 from scanops.requests.call import Call
 from scanops.requests.fused import broadcast_shape, carry_dtype_of, without_dims
 from scanops.requests.geometry import line_shape
-from scanops.requests.request import FusedInputs, Inputs, Needs, Tensors
+from scanops.requests.request import Inputs, Needs, Tensors
 
 Outputs = tuple[torch.Tensor, ...]
 Scan = Callable[[Call, Inputs], Outputs]
@@ -35,7 +35,7 @@ class _Lines(NamedTuple):
     scan: Scan
 
     @staticmethod
-    def of(call: Call, given: FusedInputs, scan: Scan) -> _Lines:
+    def of(call: Call, given: Inputs, scan: Scan) -> _Lines:
         assert call.fusion is not None
         shape = broadcast_shape(given.operands)
         operands = tuple(each.reshape([1] * (len(shape) - each.ndim) + list(each.shape)) for each in given.operands)
@@ -95,7 +95,7 @@ class _Lines(NamedTuple):
         return tuple(each.expand(shape).to(dtype) for each, dtype in zip(found, dtypes, strict=True)), last
 
 
-def compose_summed(call: Call, given: FusedInputs, scan: Scan) -> Outputs:
+def compose_summed(call: Call, given: Inputs, scan: Scan) -> Outputs:
     """Return the outputs of a checked scan, and its carry-out if asked for; ``scan`` computes plain scans."""
     lines = _Lines.of(call, given, scan)
     carry, chunks = lines.first_carry(given.initial), list[Outputs]()
@@ -114,7 +114,7 @@ def compose_summed(call: Call, given: FusedInputs, scan: Scan) -> Outputs:
 
 
 def differentiate_by_torch(
-    call: Call, given: FusedInputs, gradients: Sequence[torch.Tensor | None], needs: Needs, scan: Scan
+    call: Call, given: Inputs, gradients: Sequence[torch.Tensor | None], needs: Needs, scan: Scan
 ) -> Tensors:
     """Return the gradients of ``given.differentiable`` that ``needs`` are wanted of, from those of the outputs.
 
@@ -132,7 +132,7 @@ def differentiate_by_torch(
 
 def _record(
     call: Call,
-    given: FusedInputs,
+    given: Inputs,
     gradients: Sequence[torch.Tensor | None],
     wanted: Sequence[bool],
     of_initial: bool,
@@ -142,7 +142,7 @@ def _record(
     start = given.initial
     x, *further = [each.view_as(each) for each in given.operands]  # of which no one is made of another
     start = None if start is None else start.view_as(start)
-    inputs = FusedInputs(x, tuple(further), start)
+    inputs = Inputs(x, initial=start, further=tuple(further))
     outputs = compose_summed(call, inputs, scan)
     pairs = [
         (y, of_y) for y, of_y in zip(outputs, gradients, strict=True) if of_y is not None and y.grad_fn is not None
@@ -157,7 +157,7 @@ def _record(
 
 def _walk_back(
     call: Call,
-    given: FusedInputs,
+    given: Inputs,
     gradients: Sequence[torch.Tensor | None],
     wanted: Sequence[bool],
     of_initial: bool,

@@ -22,7 +22,7 @@ from scanops.requests import checks
 from scanops.requests.call import Call
 from scanops.requests.fused import broadcast_shape
 from scanops.requests.placement import OPEN
-from scanops.requests.request import FusedInputs, check_fused
+from scanops.requests.request import Inputs, check_fused
 from scanops.requests.segments import check_offsets, check_starts, flags_along, shift
 from scanops.requests.torch_state import is_symbol
 
@@ -107,8 +107,8 @@ def scan_fused(
     trace = None if keys is None else (*keys, None if own is None else own.trace_signature)
     fusion, is_kept = find_fusion(trace, lambda: _find_keys(functions) == keys, *traced, sums=sums)
     x, *further = tensors
-    segments = (starts, offsets) if flags is None else ()
-    read = FusedInputs(x, tuple(further), initial, *segments)
+    read = Inputs(x, initial=initial, further=tuple(further))
+    read = read if flags is not None else read._replace(starts=starts, offsets=offsets)
     summed = () if sum is None else sum
     call, read = check_fused(Call(op, dim, reverse, exclusive, final, dtype, summed=summed, fusion=fusion), read)
     found = run_call(call, read)

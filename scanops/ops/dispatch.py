@@ -18,11 +18,11 @@ from scanops.fallback.summed import compose_summed
 from scanops.ops import schema
 from scanops.ops.node import ScanFunction, apply_operator
 from scanops.ops.schema import Outputs
-from scanops.ops.serving import AnyInputs, record_fused_call, serve
+from scanops.ops.serving import record_fused_call, serve
 from scanops.ops.summed_pass import SummedPass
 from scanops.requests.call import Call
 from scanops.requests.checks import scalar_of
-from scanops.requests.request import FusedInputs, Inputs, RequestKind, Tensors, check_request
+from scanops.requests.request import Inputs, RequestKind, Tensors, check_request
 from scanops.requests.torch_state import (
     has_kernels,
     is_derived,
@@ -38,7 +38,7 @@ from scanops.runtime.states import run_states
 
 def run(
     call: Call,
-    given: AnyInputs,
+    given: Inputs,
     outs: Tensors = (),
     *,
     eager: bool | None = None,
@@ -53,7 +53,7 @@ def run(
         return serve(call, given, run, outs, eager=True)
     if is_plain_memory(given.flat) and given.differentiates:
         return _record(call, given, outs)
-    if isinstance(given, FusedInputs):
+    if call.fusion is not None:
         if is_derived():
             return (compose_summed if call.summed else compose)(call, given, run)
         if is_followed(given.flat):
@@ -78,26 +78,26 @@ class ObservedForward(NamedTuple):
         return run(self.kind.request.call, Inputs(*tensors))  # type: ignore[arg-type]
 
 
-def _record(call: Call, given: AnyInputs, outs: Tensors) -> Outputs:
+def _record(call: Call, given: Inputs, outs: Tensors) -> Outputs:
     """Return the results of a call, recorded by the node of calls of kernels: with any mode it saves the same."""
     request = check_request(call, given, outs)
     kind = RequestKind(request)
-    if isinstance(request.inputs, FusedInputs) and call.summed:
+    if call.summed:
         return ScanFunction.record(SummedPass(kind, _compute_watched, run), request.inputs.flat)
-    if isinstance(request.inputs, FusedInputs):
+    if request.call.fusion is not None:
         return record_fused_call(kind, request.inputs, run, run, saves_states=has_kernels(request.x))
     return ScanFunction.record(ObservedForward(kind), request.inputs.flat)
 
 
-def _compute_watched(call: Call, given: FusedInputs) -> tuple[Outputs, Tensors]:
+def _compute_watched(call: Call, given: Inputs) -> tuple[Outputs, Tensors]:
     """Return the results of a scan with sums as a mode sees them, and what the kernel saves for the backward pass."""
     states = run_states(call, given, saves=True) if has_kernels(given.x) else None
     return run(call, given), () if states is None else states[1]
 
 
-def _operator(call: Call, given: AnyInputs) -> Outputs:
+def _operator(call: Call, given: Inputs) -> Outputs:
     """The call by one of ``torch.ops.scanops``."""
-    if isinstance(given, FusedInputs):
+    if call.fusion is not None:
         shape = torch.broadcast_tensors(*given.operands)[0].shape  # type: ignore[no-untyped-call]
         any_length = len(shape) > 0 and is_symbol(shape[call.dim])
         return schema.run_fused_operator(replace(call, any_length=any_length), given)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -20,13 +20,12 @@ from scanops.codegen.fusion.adjoint import (
 from scanops.codegen.fusion.fusion import Fusion, fusion_of
 from scanops.fallback.fused import evaluate
 from scanops.ops import schema
+from scanops.ops.linearised import Scan
 from scanops.ops.saved import sum_to
 from scanops.ops.schema import Outputs
 from scanops.requests.call import Call
 from scanops.requests.fused import broadcast_shape
-from scanops.requests.request import NAMES, FusedInputs, Needs, RequestKind, Tensors
-
-Scan = Callable[[Call, FusedInputs], Outputs]
+from scanops.requests.request import NAMES, Inputs, Needs, RequestKind, Tensors
 
 
 class FusedPass:
@@ -44,7 +43,7 @@ class FusedPass:
 
     def compute(self, tensors: Tensors) -> Outputs:
         """Return the results, and keep the states that the backward pass reads until ``save`` takes them."""
-        call, given = self.kind.request.call, FusedInputs.of_flat(tensors)
+        call, given = self.kind.request.call, Inputs.of_flat(tensors)
         fusion = fusion_of_call(call)
         needs = tuple(each.requires_grad for each in given.operands)
         self._states = states = _states_of(call, given, needs) if self._saves_states else None
@@ -66,7 +65,7 @@ def fusion_of_call(call: Call) -> Fusion:
     return call.fusion
 
 
-def _states_of(call: Call, given: FusedInputs, needs: tuple[bool, ...]) -> SavedStates | None:
+def _states_of(call: Call, given: Inputs, needs: tuple[bool, ...]) -> SavedStates | None:
     """The states to save; None where none are read, or where saving them does not move fewer bytes."""
     if given.initial is not None:  # items of the carry-in are before the first results
         return None
@@ -81,7 +80,7 @@ class _Scans(NamedTuple):
     """What the scans of a backward pass are made of: the call, and what computes them."""
 
     call: Call
-    given: FusedInputs
+    given: Inputs
     scan: Scan
 
     def run(
@@ -90,13 +89,13 @@ class _Scans(NamedTuple):
         """Return the outputs of a fused scan of these tensors; ``others`` are fields of its call."""
         x, *further = tensors
         call = Call(self.call.op, self.call.dim, self.call.reverse, fusion=fusion)
-        inputs = replace(self.given, x=x, further=tuple(further), initial=initial)  # of the same segments
+        inputs = self.given._replace(x=x, further=tuple(further), initial=initial)  # of the same segments
         return self.scan(replace(call, **others), inputs)
 
 
 def differentiate_by_adjoint(
     call: Call,
-    given: FusedInputs,
+    given: Inputs,
     gradients: Sequence[torch.Tensor | None],
     needs: Needs,
     scan: Scan,

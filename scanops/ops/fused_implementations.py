@@ -23,7 +23,7 @@ from scanops.ops.serving import record_fused_call, serve
 from scanops.requests.call import Call
 from scanops.requests.fused import broadcast_shape
 from scanops.requests.geometry import separate
-from scanops.requests.request import FusedInputs, RequestKind, check_fused, check_request
+from scanops.requests.request import Inputs, RequestKind, check_fused, check_request
 from scanops.requests.segments import flags_along
 from scanops.requests.torch_state import reads_memory
 
@@ -44,7 +44,7 @@ def _parse(
     initial: torch.Tensor | None = None,
     starts: torch.Tensor | None = None,
     offsets: torch.Tensor | None = None,
-) -> tuple[Call, FusedInputs]:
+) -> tuple[Call, Inputs]:
     """Return the call of the operator's arguments, and its tensors."""
     fusion = fusion_of(text)
     wanted, given = [each.dtype for each in fusion.operands], [str(each.dtype)[6:] for each in tensors]
@@ -57,7 +57,7 @@ def _parse(
         )
     x, *further = tensors
     call = Call(op, dim, reverse, exclusive, final, any_length=any_length, summed=tuple(summed), fusion=fusion)
-    return check_fused(call, FusedInputs(x, tuple(further), initial, starts, offsets))
+    return check_fused(call, Inputs(x, None, None, starts, offsets, initial, further=tuple(further)))
 
 
 def _compute(*arguments: Any) -> Results:
@@ -77,7 +77,7 @@ def _differentiate(keys: Any, *arguments: Any) -> Results:
     if is_transformed(given.operands):
         return list((compose_summed if call.summed else compose)(call, given, run))
 
-    def compute(call: Call, given: FusedInputs) -> tuple[torch.Tensor, ...]:
+    def compute(call: Call, given: Inputs) -> tuple[torch.Tensor, ...]:
         with private.below_autograd():
             return schema.run_fused_operator(call, given, keys & private.after_autograd)
 

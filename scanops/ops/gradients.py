@@ -31,7 +31,7 @@ from scanops.ops.linearised import Scan, knows, pull_back
 from scanops.ops.saved import SavedForward, sum_to
 from scanops.ops.schema import Outputs
 from scanops.requests.call import Call
-from scanops.requests.request import NAMES, FusedInputs, Needs, RequestKind, SavedTensors, Tensors
+from scanops.requests.request import NAMES, Inputs, Needs, RequestKind, SavedTensors, Tensors
 from scanops.requests.torch_state import has_kernels, is_batched, is_memory, runs_kernels, torch_kernels
 from scanops.runtime import call_cache
 from scanops.runtime.policies import resumed
@@ -228,7 +228,7 @@ class FusedBackwardPass(NamedTuple):
     """The backward pass of a scan with ``map``, ``then`` or ``sum``."""
 
     call: Call
-    inputs: FusedInputs
+    inputs: Inputs
     gradients: Sequence[torch.Tensor | None]  # of the outputs
     needs: Needs  # which gradients of ``inputs.differentiable`` are wanted
     scan: Callable[..., Outputs]  # computes the scans that the pass is made of, fused or not
@@ -238,7 +238,7 @@ class FusedBackwardPass(NamedTuple):
 
 
 class FusedRoute(NamedTuple):
-    """One way to compute the gradients of ``FusedInputs.differentiable``."""
+    """One way to compute the gradients of ``Inputs.differentiable``."""
 
     applies: Callable[[FusedBackwardPass], bool]
     compute: Callable[[FusedBackwardPass], Tensors | None]

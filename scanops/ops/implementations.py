@@ -38,7 +38,7 @@ def _classless(tensors: Sequence[Any]) -> tuple[Any, ...]:
 def _compute(*arguments: Any) -> OperatorResults:
     """By a kernel where there is memory to read: modes have seen the operator already."""
     inputs, call = schema.parse(arguments)
-    given = Inputs(*_classless(inputs))
+    given = Inputs(*_classless(inputs.flat))
     given = given if given.initial is not None else given._replace(initial=call.start)  # type: ignore[arg-type]
     with schema.lengths(call.any_length):
         return separate(serve(call, given, run, eager=reads_memory(given.flat)))
@@ -62,7 +62,7 @@ def _cast(*arguments: Any) -> OperatorResults:
 
 def _differentiate(keys: Any, *arguments: Any) -> OperatorResults:
     inputs, call = schema.parse(arguments)
-    tensors, keys = inputs[:TENSORS], keys & private.after_autograd
+    tensors, keys = inputs.flat, keys & private.after_autograd
     if is_transformed(tensors):
         return list(by_torch(schema.request_of(call, inputs)))
     if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors):

@@ -41,7 +41,7 @@ class _Line:
     """The lines of a scan in the dtype of its carries, with the quantities that derivatives need."""
 
     def __init__(self, request: Request, y: torch.Tensor | None, scan: Scan) -> None:
-        self.request, self.call, self.inputs = request, request.call, request.plain
+        self.request, self.call, self.inputs = request, request.call, request.inputs
         row = request.operator
         self.local = row.derivative or Derivative()
         self._nothing = 0 if row.indices else row.start_of(dtype_named(request.carry_dtype))

@@ -12,7 +12,7 @@ from scanops.ops.saved import saved_mask
 from scanops.requests.arguments import resolve_call
 from scanops.requests.call import Call
 from scanops.requests.packed_sequences import PlainCall
-from scanops.requests.request import FusedInputs, Inputs, Needs, RequestKind, Tensors
+from scanops.requests.request import Inputs, Needs, RequestKind, Tensors
 from scanops.requests.torch_state import runs_kernels
 from scanops.runtime import call_cache, native
 
@@ -32,7 +32,7 @@ def register(asked: Call, given: Inputs, known: call_cache.CachedLaunch) -> None
 
 
 def register_functions(
-    call: Call, given: FusedInputs, options: dict[str, Any], functions: list[tuple[Any, Any]], *, has_mask: bool
+    call: Call, given: Inputs, options: dict[str, Any], functions: list[tuple[Any, Any]], *, has_mask: bool
 ) -> None:
     """Let C++ serve the next scan of equal functions, if a launch has served this one.
 

@@ -25,7 +25,6 @@ from scanops.requests.call import Call
 from scanops.requests.request import (
     FURTHER_AT,
     NAMES,
-    FusedInputs,
     Inputs,
     Needs,
     Request,
@@ -148,7 +147,7 @@ class ScanFunction(torch.autograd.Function):
         if ctx.fused is not None:
             needs = needs_of(ctx)
             if is_dynamo_compiling():
-                inputs = FusedInputs.of_flat(ctx.saved_tensors[: FURTHER_AT + len(needs) - len(NAMES)])
+                inputs = Inputs.of_flat(ctx.saved_tensors[: FURTHER_AT + len(needs) - len(NAMES)])
                 x, mask, gate, initial, *further = schema.differentiate_fused_by_operator(
                     ctx.fused, inputs, given, needs
                 )
@@ -199,10 +198,10 @@ def _save_plain(ctx: Any, work: ForwardPass, tensors: Sequence[torch.Tensor | No
 
 
 def _differentiate_fused(ctx: Any, needs: Needs, gradients: Sequence[torch.Tensor | None]) -> Tensors:
-    """Return the gradients of ``FusedInputs.differentiable`` that a node is asked for."""
+    """Return the gradients of ``Inputs.differentiable`` that a node is asked for."""
     call, tensors = ctx.kind.request.call, ctx.saved_tensors
     count = FURTHER_AT + len(needs) - len(NAMES)
-    inputs, saved = FusedInputs.of_flat(tensors[:count]), tensors[count:]
+    inputs, saved = Inputs.of_flat(tensors[:count]), tensors[count:]
     if call.summed:
         operator = ctx.fused if is_sum_followed((*tensors, *gradients)) else None
         return compute_fused_gradients(

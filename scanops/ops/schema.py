@@ -12,7 +12,7 @@ import torch
 from scanops import environment
 from scanops.requests.call import SCHEMA, Call
 from scanops.requests.promotion import promote_scalars
-from scanops.requests.request import FusedInputs, Inputs, Needs, Request, Tensors, check_request
+from scanops.requests.request import Inputs, Needs, Request, Tensors, check_request
 from scanops.requests.segments import flags_along, make_line_offsets
 from scanops.runtime.policies import policy
 
@@ -71,14 +71,14 @@ def list_fused_arguments(call: Call) -> tuple[Any, ...]:
     return (call.fusion.text, *options)
 
 
-def run_fused_operator(call: Call, given: FusedInputs, keys: Any = None) -> Outputs:
+def run_fused_operator(call: Call, given: Inputs, keys: Any = None) -> Outputs:
     """Return the results of ``fused`` on a call's tensors; ``keys`` are what is left to dispatch to."""
     arguments = (list(given.operands), *list_fused_arguments(call), given.initial, given.starts, given.offsets)
     return tuple(FUSED(*arguments) if keys is None else FUSED.redispatch(keys, *arguments))
 
 
 def differentiate_fused_by_operator(
-    options: tuple[Any, ...], given: FusedInputs, gradients: Sequence[torch.Tensor | None], needs: Needs
+    options: tuple[Any, ...], given: Inputs, gradients: Sequence[torch.Tensor | None], needs: Needs
 ) -> Tensors:
     """Return the gradients of ``given.differentiable`` by ``fused_backward``, which a compiler can follow.
 

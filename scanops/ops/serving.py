@@ -14,18 +14,16 @@ from scanops.codegen.fusion.adjoint import RECURRENCES, derive_adjoint
 from scanops.codegen.fusion.fusion import MOST_OPERANDS
 from scanops.fallback.fused import compose
 from scanops.ops.fused import FusedPass, fusion_of_call
-from scanops.ops.fused import Scan as FusedScan
 from scanops.ops.native_calls import register
 from scanops.ops.node import ScanFunction, by_torch
 from scanops.ops.schema import Outputs
 from scanops.ops.summed_pass import SummedPass, compute_summed
 from scanops.requests.call import Call
-from scanops.requests.request import FusedInputs, Inputs, Request, RequestKind, Tensors, check_request
+from scanops.requests.request import Inputs, Request, RequestKind, Tensors, check_request
 from scanops.requests.segments import check_offsets
 from scanops.runtime import call_cache
 from scanops.runtime.launcher import is_readable
 
-AnyInputs = Inputs | FusedInputs
 Scan = Callable[..., Outputs]  # (call, inputs): a scan wherever it is to run, as ``dispatch.run`` has it
 
 
@@ -51,14 +49,14 @@ class UncachedForward(NamedTuple):
 
 
 def _compute_by_torch(request: Request, scan: Scan) -> Outputs:
-    if isinstance(request.inputs, FusedInputs):
+    if request.call.fusion is not None:
         return compose(request.call, request.inputs, scan)
     return by_torch(request)
 
 
 def serve(
     call: Call,
-    given: AnyInputs,
+    given: Inputs,
     scan: Scan,
     outs: Tensors = (),
     *,
@@ -70,7 +68,7 @@ def serve(
     ``scan`` is ``dispatch.run``, by which fused scans are made of plain ones where there is no kernel. ``eager`` is
     that of ``run``. ``record``: what makes the node of autograd, in place of ``ScanFunction.record``.
     """
-    if isinstance(given, FusedInputs) and call.summed:
+    if call.summed:
         return _serve_summed(_recall_kind(call, given), given, scan, eager=eager)
     key = None
     if eager and all([out is None for out in outs]):
@@ -93,7 +91,7 @@ def serve(
 
 def _repeat(
     asked: Call,
-    given: AnyInputs,
+    given: Inputs,
     known: call_cache.CachedLaunch,
     scan: Scan,
     record: Callable[..., Outputs] | None,
@@ -102,31 +100,31 @@ def _repeat(
     call = known.kind.request.call
     if given.offsets is not None:  # the key has their shape, not their values
         check_offsets(call.name, given.offsets, given.x.expand(known.kind.request.shape), call.dim)
-    if isinstance(given, Inputs):  # others are known by their functions: ``register_functions``
+    if call.fusion is None:  # others are known by their functions: ``register_functions``
         register(asked, given, known)
     return _compute(known, given, scan, record)
 
 
 def _compute(
     work: UncachedForward | call_cache.CachedLaunch,
-    given: AnyInputs,
+    given: Inputs,
     scan: Scan,
     record: Callable[..., Outputs] | None,
 ) -> Outputs:
     """Return the results of a forward pass, recorded by autograd where a gradient is wanted."""
     if record is None and not given.differentiates:
         return work.compute(given.flat)
-    if isinstance(given, Inputs):
+    if work.kind.request.call.fusion is None:
         return (record or ScanFunction.record)(work, given.flat)
 
     # A pass with gradients may write states as well, by another kernel than the call without.
-    def compute(call: Call, given: FusedInputs) -> Outputs:
+    def compute(call: Call, given: Inputs) -> Outputs:
         return serve(call, given, scan, eager=True)
 
     return record_fused_call(work.kind, given, compute, scan, saves_states=True)
 
 
-def _recall_kind(call: Call, given: FusedInputs) -> RequestKind:
+def _recall_kind(call: Call, given: Inputs) -> RequestKind:
     """Return what equal calls of a scan whose results are summed have in common, checked the first time."""
     known: RequestKind | None
     key, known = call_cache.recall_prepared(call_cache.key_of(call, given))
@@ -137,10 +135,10 @@ def _recall_kind(call: Call, given: FusedInputs) -> RequestKind:
     return known
 
 
-def _serve_summed(kind: RequestKind, given: FusedInputs, scan: Scan, *, eager: bool) -> Outputs:
+def _serve_summed(kind: RequestKind, given: Inputs, scan: Scan, *, eager: bool) -> Outputs:
     """Return the results of a scan whose results are summed, which no cache of launches holds."""
 
-    def compute(call: Call, given: FusedInputs) -> tuple[Outputs, Tensors]:
+    def compute(call: Call, given: Inputs) -> tuple[Outputs, Tensors]:
         return compute_summed(call, given, scan, kernels=eager, saves=True)
 
     if given.differentiates:
@@ -148,9 +146,7 @@ def _serve_summed(kind: RequestKind, given: FusedInputs, scan: Scan, *, eager: b
     return compute_summed(kind.request.call, given, scan, kernels=eager)[0]
 
 
-def record_fused_call(
-    kind: RequestKind, given: FusedInputs, compute: FusedScan, scan: Scan, *, saves_states: bool
-) -> Outputs:
+def record_fused_call(kind: RequestKind, given: Inputs, compute: Scan, scan: Scan, *, saves_states: bool) -> Outputs:
     """Return the results of a fused scan, recorded as one node, or as PyTorch's operators around a scan."""
     if kind.request.call.summed:
         summed = SummedPass(kind, lambda call, given: (compute(call, given), ()), scan)
@@ -160,7 +156,7 @@ def record_fused_call(
     return ScanFunction.record(FusedPass(kind, compute, scan, saves_states=saves_states), given.flat)
 
 
-def _has_fused_gradient(call: Call, given: FusedInputs) -> bool:
+def _has_fused_gradient(call: Call, given: Inputs) -> bool:
     """Whether the gradients of a fused scan are computed by fused scans; otherwise by those of torch's operators."""
     fusion = fusion_of_call(call)
     wanted = tuple(each.requires_grad for each in given.operands)

@@ -9,14 +9,14 @@ from scanops.fallback.summed import Scan, compose_summed
 from scanops.ops import schema
 from scanops.ops.schema import Outputs
 from scanops.requests.call import Call
-from scanops.requests.request import FusedInputs, RequestKind, Tensors
+from scanops.requests.request import Inputs, RequestKind, Tensors
 from scanops.runtime.states import run_states
 
-Compute = Callable[[Call, FusedInputs], tuple[Outputs, Tensors]]
+Compute = Callable[[Call, Inputs], tuple[Outputs, Tensors]]
 
 
 def compute_summed(
-    call: Call, given: FusedInputs, scan: Scan, *, kernels: bool, saves: bool = False
+    call: Call, given: Inputs, scan: Scan, *, kernels: bool, saves: bool = False
 ) -> tuple[Outputs, Tensors]:
     """Return the results of a checked scan, and the carry-out if asked for; and what its backward pass reads.
 
@@ -37,7 +37,7 @@ class SummedPass:
 
     def compute(self, tensors: Tensors) -> Outputs:
         """Return the results, and keep what the backward pass reads until ``save`` takes it."""
-        found, self._saved = self._compute(self.kind.request.call, FusedInputs.of_flat(tensors))
+        found, self._saved = self._compute(self.kind.request.call, Inputs.of_flat(tensors))
         return found
 
     def save(self, ctx: Any, tensors: Tensors) -> None:

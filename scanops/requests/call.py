@@ -115,9 +115,9 @@ class Call:
             return None
         return replace(self, dtype=getattr(torch, str(self.accumulate)), accumulate=None)
 
-    def spec_fields(self, tensors: Sequence[torch.Tensor | None]) -> dict[str, Any]:
+    def spec_fields(self, tensors: Sequence[Any]) -> dict[str, Any]:
         """Return the fields of ``ScanSpec`` that follow from the call, and from its ``Inputs`` and their dtypes."""
-        x, mask, gate, starts, offsets, initial, saved, begin = tensors
+        x, mask, gate, starts, offsets, initial, saved, begin, *_ = tensors
         assert x is not None
         flags = "flags" if starts is not None else None
         return {

@@ -54,7 +54,7 @@ Shapes = tuple[tuple[torch.Size, torch.dtype] | None, ...]  # shape and dtype of
 class Inputs(NamedTuple):
     """The tensors that a scan reads."""
 
-    x: torch.Tensor
+    x: torch.Tensor  # of a fused scan the first operand
     mask: torch.Tensor | None = None  # broadcasts to x's shape, as do gate and starts
     gate: torch.Tensor | None = None
     starts: torch.Tensor | None = None  # head flags of segments
@@ -62,40 +62,42 @@ class Inputs(NamedTuple):
     initial: torch.Tensor | None = None  # the carry-in: broadcasts to x's shape without dim; a number until checked
     saved: torch.Tensor | None = None  # what the kernel of a backward pass reads of the forward: contiguous, x's shape
     begin: torch.Tensor | None = None  # beside its results the carry-in of the forward's lines: line_shape, contiguous
+    further: tuple[torch.Tensor, ...] = ()  # the other operands of a fused scan, a mask among them; all broadcast
 
     @classmethod
     def of_flat(cls, tensors: Sequence[Any]) -> Inputs:
-        """Return the inputs of which ``flat`` are these tensors."""
-        return cls(*tensors)
+        """Return the inputs of a forward pass, of which ``flat`` are these tensors."""
+        x, mask, gate, starts, offsets, initial, *further = tensors
+        return cls(x, mask, gate, starts, offsets, initial, further=tuple(further))
 
     @property
     def flat(self) -> Tensors:
-        """The tensors as launches number them: behind ``initial`` what the kernel of a backward pass reads."""
-        return self[:FURTHER_AT] if self.saved is None else self
+        """The tensors as launches number them: behind ``initial`` further operands, or what a backward kernel reads."""
+        return (*self[:FURTHER_AT], *(self.further if self.saved is None else (self.saved, self.begin)))
 
-    def with_initial(self, initial: torch.Tensor) -> Inputs:
-        """Return the inputs with another carry-in."""
-        return self._replace(initial=initial)
+    @property
+    def operands(self) -> tuple[torch.Tensor, ...]:
+        """The tensors that expressions are made of, in the order in which a fused scan was given them."""
+        return (self.x, *self.further)
 
-    def operands(self) -> OperandTensors:
+    def views(self) -> OperandTensors:
         """Return what is read item by item, as views with x's shape: nothing is copied."""
         named = {"input": self.x, "mask": self.mask, "gate": self.gate, "starts": self.starts, "further1": self.begin}
         return {name: each.expand(self.x.shape) for name, each in named.items() if each is not None}
 
     def readable(self) -> Inputs:
         """Return the inputs with 8-bit floating types in float32: torch's operations only convert them."""
-        return self._replace(
-            **{
-                name: each.to(torch.float32)
-                for name, each in zip(self._fields, self, strict=True)
-                if each is not None and each.is_floating_point() and each.itemsize == 1
-            }
-        )
+        narrow: dict[str, Any] = {
+            name: each.to(torch.float32)
+            for name, each in zip(self._fields, self.flat, strict=False)
+            if each is not None and each.is_floating_point() and each.itemsize == 1
+        }
+        return self._replace(**narrow)
 
     @property
     def differentiable(self) -> tuple[torch.Tensor | None, ...]:
-        """The inputs that may have a gradient, as ``NAMES``."""
-        return (self.x, self.mask, self.gate, self.initial)
+        """The inputs that may have a gradient: as ``NAMES``, then further operands."""
+        return (self.x, self.mask, self.gate, self.initial, *self.further)
 
     @property
     def differentiates(self) -> bool:
@@ -122,56 +124,12 @@ class SavedTensors(NamedTuple):
     offsets: torch.Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FusedInputs:
-    """The tensors that a fused scan reads."""
-
-    x: torch.Tensor  # the first operand
-    further: tuple[torch.Tensor, ...] = ()  # the other operands, a mask among them; all broadcast together
-    initial: torch.Tensor | None = None  # the carry-in, as that of ``Inputs``
-    starts: torch.Tensor | None = None  # head flags of segments, or their offsets, as those of ``Inputs``
-    offsets: torch.Tensor | None = None
-
-    @classmethod
-    def of_flat(cls, tensors: Sequence[Any]) -> FusedInputs:
-        """Return the inputs of which ``flat`` are these tensors."""
-        starts, offsets, initial = tensors[FURTHER_AT - 3 : FURTHER_AT]
-        return cls(tensors[0], tuple(tensors[FURTHER_AT:]), initial, starts, offsets)
-
-    @property
-    def flat(self) -> Tensors:
-        """The tensors as launches number them: those of ``Inputs`` where it has them, then further operands."""
-        return (self.x, None, None, self.starts, self.offsets, self.initial, *self.further)
-
-    @property
-    def operands(self) -> tuple[torch.Tensor, ...]:
-        """The tensors that the expressions are made of, in the order in which the scan was given them."""
-        return (self.x, *self.further)
-
-    def with_initial(self, initial: torch.Tensor) -> FusedInputs:
-        """Return the inputs with another carry-in."""
-        return replace(self, initial=initial)
-
-    @property
-    def differentiable(self) -> tuple[torch.Tensor | None, ...]:
-        """The inputs that may have a gradient: as ``NAMES``, then further operands."""
-        return (self.x, None, None, self.initial, *self.further)
-
-    @property
-    def differentiates(self) -> bool:
-        """Whether autograd records a scan of these inputs."""
-        return (
-            any([isinstance(each, torch.Tensor) and each.requires_grad for each in self.differentiable])
-            and is_recorded()
-        )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """A checked call with the tensors it reads and writes."""
 
     call: Call
-    inputs: Inputs | FusedInputs
+    inputs: Inputs
     outs: tuple[torch.Tensor | None, ...] = ()  # where the caller wants the result and its indices; None: a new tensor
     carry_dtype: torch.dtype  # of carry-in and carry-out
     saved_results: bool = False  # whether what was saved is results, not those before each item
@@ -186,7 +144,7 @@ class Request:
         x, dtype, operator, fusion = self.inputs.x, self.call.dtype, operator_named(self.call.op), self.call.fusion
         assert dtype is not None
         set_field = object.__setattr__
-        shape = broadcast_shape(self.inputs.operands) if isinstance(self.inputs, FusedInputs) else x.shape
+        shape = x.shape if fusion is None else broadcast_shape(self.inputs.operands)
         if self.call.complete:
             shape = lengthen(shape, self.call.dim)
         for name, value in (("x", x), ("dtype", dtype), ("operator", operator), ("shape", shape)):
@@ -202,22 +160,16 @@ class Request:
         set_field(self, "places", tuple(places))
 
     @property
-    def plain(self) -> Inputs:
-        """The tensors of a scan that is not fused."""
-        assert isinstance(self.inputs, Inputs)
-        return self.inputs
-
-    @property
     def order(self) -> tuple[int, ...]:
         """Which operands of a fused scan its kernel reads, in the kernel's order."""
-        assert self.call.fusion is not None and isinstance(self.inputs, FusedInputs)
+        assert self.call.fusion is not None
         return order_operands(self.call.fusion, self.inputs.operands, self.shape, self.call.dim)
 
     @property
     def operands(self) -> OperandTensors:
         """What is read item by item, as views with the shape of the lines, by the kernel's name for each."""
-        if isinstance(self.inputs, Inputs):
-            return self.inputs.operands()
+        if self.call.fusion is None:
+            return self.inputs.views()
         given = self.inputs.operands
         views = {name: given[place].expand(self.shape) for name, place in zip(OPERANDS, self.order, strict=False)}
         return views if self.inputs.starts is None else {**views, "starts": self.inputs.starts.expand(self.shape)}
@@ -264,9 +216,9 @@ class Request:
         """Return the spec of the kernel that computes this request into ``out``."""
         if self.call.fusion is not None:
             return self._make_fused_spec(self.call.fusion)
-        inputs = self.plain
+        inputs = self.inputs
         _, length, inner = split_shape(self.shape, self.call.dim)
-        operands = inputs.operands()
+        operands = inputs.views()
         read = {name: each for name, each in operands.items() if name != "further1"}  # that has one item for each line
         found = layouts_of(read.values(), self.x.shape, self.call.dim)
         layouts, whole = dict(zip(read, found, strict=True)), True
@@ -368,14 +320,13 @@ def make_request(
     return check_request(Call(op, dim, **options), Inputs(x, **given), (out, indices))
 
 
-def check_request(call: Call, given: Inputs | FusedInputs, outs: tuple[torch.Tensor | None, ...] = ()) -> Request:
+def check_request(call: Call, given: Inputs, outs: tuple[torch.Tensor | None, ...] = ()) -> Request:
     """Return the request that a call makes, with everything that can be wrong with it checked.
 
     ``outs`` are the caller's tensors for the result and for its indices. Raises UnsupportedRequest, or
     DimensionOutOfRange for ``dim``.
     """
-    if isinstance(given, FusedInputs):
-        assert call.fusion is not None
+    if call.fusion is not None:
         carry_dtype = carry_dtype_of(call.fusion)
         call, given = check_fused(call, given)
         return Request(call=call, inputs=given, carry_dtype=carry_dtype)
@@ -438,7 +389,7 @@ def check_request(call: Call, given: Inputs | FusedInputs, outs: tuple[torch.Ten
     return Request(call=call, inputs=inputs, outs=outs, carry_dtype=carry_dtype)
 
 
-def check_fused(call: Call, given: FusedInputs) -> tuple[Call, FusedInputs]:
+def check_fused(call: Call, given: Inputs) -> tuple[Call, Inputs]:
     """Return call and inputs of a fused scan as a request has them; operands and functions were checked before.
 
     Raises UnsupportedRequest, or DimensionOutOfRange for ``dim``.
@@ -461,7 +412,7 @@ def check_fused(call: Call, given: FusedInputs) -> tuple[Call, FusedInputs]:
             offsets = segments.check_offsets(call.name, offsets, lines, dim)
         if initial is not None:
             initial = checks.check_initial(call.name, initial, lines, line_shape(shape, dim), carry)
-        given = FusedInputs(given.x, given.further, initial, starts, offsets)
+        given = given._replace(initial=initial, starts=starts, offsets=offsets)
     return replace(call, dim=dim, dtype=getattr(torch, fusion.outputs[0].dtype)), given
 
 

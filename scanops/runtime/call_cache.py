@@ -20,7 +20,7 @@ from scanops.errors import UnsupportedRequest
 from scanops.forks import import_late, reset_in_child
 from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT
-from scanops.requests.request import FusedInputs, Inputs, Needs, Request, RequestKind, Tensors
+from scanops.requests.request import Inputs, Needs, Request, RequestKind, Tensors
 from scanops.runtime import native
 from scanops.runtime.launcher import Device, Launcher, launch, places_for
 from scanops.runtime.launcher import device_of as device_of
@@ -64,7 +64,7 @@ def forget() -> None:
 reset_in_child(forget)  # kernels that the parent's worker builds are to be asked for again
 
 
-def recall(call: Call, inputs: Inputs | FusedInputs) -> tuple[Key | None, CachedLaunch | None]:
+def recall(call: Call, inputs: Inputs) -> tuple[Key | None, CachedLaunch | None]:
     """Return the key of a call and what served it before. Without a key the call is checked every time."""
     key = key_of(call, inputs)
     try:
@@ -76,7 +76,7 @@ def recall(call: Call, inputs: Inputs | FusedInputs) -> tuple[Key | None, Cached
     return key, known
 
 
-def key_of(call: Call, inputs: Inputs | FusedInputs) -> Key | None:
+def key_of(call: Call, inputs: Inputs) -> Key | None:
     """Return what is equal of equal calls: of one GPU, of fused and of sharded scans; None without such a key."""
     if not call.hashable:
         return None

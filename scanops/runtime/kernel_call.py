@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,7 +27,7 @@ def run_kernel(
     Raises UnsupportedRequest when they ask for another kernel, and for tensors whose values are not in their memory.
     """
     spec = kernel.spec
-    read = {name: tensor for name, tensor in tensors.items() if name not in ("out", "indices")}
+    read: dict[str, Any] = {name: tensor for name, tensor in tensors.items() if name not in ("out", "indices")}
     call = replace(Call.of_spec(spec, dim), chunk=chunk)
     request = check_request(call, Inputs(x, **read), (tensors.get("out"), tensors.get("indices")))
     for role, tensor in (("x", x), *tensors.items()):

@@ -26,7 +26,7 @@ from scanops.requests.geometry import (
     neighbours_of,
     split_shape,
 )
-from scanops.requests.request import FURTHER_AT, OPERANDS, FusedInputs, Inputs, Request, Tensors
+from scanops.requests.request import FURTHER_AT, OPERANDS, Inputs, Request, Tensors
 from scanops.requests.torch_state import is_memory
 from scanops.runtime.binaries import bind_binary
 from scanops.runtime.workspaces import drop_workspace, find_workspace
@@ -288,12 +288,12 @@ def is_readable(request: Request) -> bool:
     return initial.shape == shape and initial.is_contiguous()
 
 
-def readable(request: Request) -> Inputs | FusedInputs:
+def readable(request: Request) -> Inputs:
     """Return the inputs with a carry-in that a kernel reads."""
     initial = request.inputs.initial
     if initial is None or is_readable(request):
         return request.inputs
-    return request.inputs.with_initial(initial.expand(request.carry_shape).contiguous())
+    return request.inputs._replace(initial=initial.expand(request.carry_shape).contiguous())
 
 
 def launch(launcher: Launcher | None, request: Request, outs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

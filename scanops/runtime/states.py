@@ -25,7 +25,7 @@ from scanops.errors import UnsupportedRequest
 from scanops.requests.call import Call
 from scanops.requests.fused import broadcast_shape, carry_dtype_of
 from scanops.requests.geometry import ALIGNMENT
-from scanops.requests.request import NAMES, FusedInputs, Needs, Tensors
+from scanops.requests.request import NAMES, Inputs, Needs, Tensors
 from scanops.runtime import call_cache
 from scanops.runtime.binaries import bind_binary
 from scanops.runtime.launcher import Device, Launchable, Launcher, device_of
@@ -278,7 +278,7 @@ class _Prepared(NamedTuple):
     parts: tuple[_Part, ...]
 
 
-def _prepare(call: Call, given: FusedInputs, *, saves: bool, wanted: tuple[bool, ...] = ()) -> _Prepared | None:
+def _prepare(call: Call, given: Inputs, *, saves: bool, wanted: tuple[bool, ...] = ()) -> _Prepared | None:
     """Return the kernel of a call, bound to its shapes; None where torch's operators compute it."""
     options = (call, saves, wanted, given.initial is not None, environment.SCOPED.get())
     key = (*options, *call_cache.tensor_signature(given.operands))
@@ -432,7 +432,7 @@ def _unpack_carry(arranged: Arrangement, packed: torch.Tensor) -> torch.Tensor:
     return packed.reshape([whole[d] for d in order]).permute(back).contiguous()
 
 
-def run_states(call: Call, given: FusedInputs, *, saves: bool) -> tuple[tuple[torch.Tensor, ...], Tensors] | None:
+def run_states(call: Call, given: Inputs, *, saves: bool) -> tuple[tuple[torch.Tensor, ...], Tensors] | None:
     """Return the outputs of a scan with sums over states, and what its backward pass reads; None: by torch.
 
     ``saves``: whether there will be a backward pass.
@@ -452,9 +452,9 @@ def run_states(call: Call, given: FusedInputs, *, saves: bool) -> tuple[tuple[to
 
 
 def differentiate_states(
-    call: Call, given: FusedInputs, saved: Tensors, gradients: Sequence[torch.Tensor | None], needs: Needs
+    call: Call, given: Inputs, saved: Tensors, gradients: Sequence[torch.Tensor | None], needs: Needs
 ) -> Tensors | None:
-    """Return the gradients of ``FusedInputs.differentiable`` from those of the outputs; None where torch computes them.
+    """Return the gradients of ``Inputs.differentiable`` from those of the outputs; None where torch computes them.
 
     ``saved``: what ``run_states`` has kept of the forward pass.
     """

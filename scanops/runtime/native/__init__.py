@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     import torch
 
     from scanops.requests.call import Call
-    from scanops.requests.request import FusedInputs, Tensors
+    from scanops.requests.request import Inputs, Tensors
     from scanops.runtime.launcher import Launcher, Template
     from scanops.runtime.recipes import Recipe
 
@@ -182,7 +182,7 @@ def options_of(call: Call) -> dict[str, Any]:
 
 def register_call(
     options: Mapping[str, object],
-    inputs: Inputs | FusedInputs,
+    inputs: Inputs,
     launcher: Launcher,
     *,
     final: bool = False,
