@@ -21,7 +21,7 @@ from scanops.distributed.groups import group_of
 from scanops.distributed.sharded_scan import scan_sharded
 from scanops.errors import UnsupportedRequest
 from scanops.forks import LATE, load_late
-from scanops.keywords import Pair, ValuesAndIndices, list_keywords_of, name_results
+from scanops.keywords import ABSENT, Pair, ValuesAndIndices, list_keywords_of, name_results
 from scanops.requests.arguments import plain_name, prepare_recurrence
 from scanops.requests.call import Call
 from scanops.requests.placement import Placement, open_block
@@ -48,7 +48,26 @@ _REFUSED = {  # what scans of one GPU have, and why a sharded one does not
 }
 
 
-def _scan(
+def _scan(function: str, op: str, x: Tensor, gate: Any, dim: int, options: dict[str, Any]) -> tuple[Tensor, ...]:
+    """Return the results of a public function, whose keywords nothing has checked yet: by C++ after such a call."""
+    method, spans, group = options.pop("method", "auto"), options.pop("spans", None), options.pop("group", None)
+    if type(x).__name__ == "DTensor" or type(gate).__name__ == "DTensor":
+        load_late("scanops.distributed.placed")  # which takes long to import
+        call, _, inputs = _make_call(function, op, x, gate, dim, **options)
+        placed = LATE["scanops.distributed.placed"]
+        return placed.scan_placed(call, inputs, method, spans, group)  # type: ignore[no-any-return]
+    group = group_of(group)
+    if native.serve is not None and method != "twopass" and not is_compiling():
+        served: tuple[Tensor, ...] | None = native.serve(
+            x, gate, op, dim, options, function=function, method=method, spans=spans, group=group
+        )
+        if served is not None:
+            return served
+    call, asked, inputs = _make_call(function, op, x, gate, dim, **options)
+    return scan_sharded(function, replace(call, sharding=Sharding(group, method, spans)), inputs, asked)
+
+
+def _make_call(
     function: str,
     op: str,
     x: Tensor,
@@ -56,7 +75,7 @@ def _scan(
     dim: int,
     /,
     *,
-    group: Any = None,
+    group: Any = None,  # it, spans and method stand here for ``help``: ``_scan`` reads them
     spans: str | None = None,
     method: str = "auto",
     mask: Tensor | None = None,
@@ -68,46 +87,14 @@ def _scan(
     offsets: Tensor | None = None,
     dtype: torch.dtype | None = None,
     accumulate: torch.dtype | str | None = None,
-) -> tuple[Tensor, ...]:
-    """Return the results of a public function, which nothing has checked yet: by C++ after such a call."""
-    on_mesh = type(x).__name__ == "DTensor" or type(gate).__name__ == "DTensor"
-    if not on_mesh:
-        group = group_of(group)
-        if native.serve is not None and method != "twopass" and not is_compiling():
-            served: tuple[Tensor, ...] | None = native.serve(
-                x=x,
-                mask=mask,
-                gate=gate,
-                initial=initial,
-                starts=segment_starts,
-                offsets=offsets,
-                op=op,
-                dim=dim,
-                reverse=reverse,
-                exclusive=exclusive,
-                final=return_final,
-                dtype=dtype,
-                accumulate=accumulate,
-                complete=False,
-                function=function,
-                method=method,
-                spans=spans,
-                group=group,
-            )
-            if served is not None:
-                return served
-    given = Call(op, dim, reverse, exclusive, return_final, dtype, accumulate)
-    call, inputs = _resolve(function, given, Inputs(x, mask, gate, segment_starts, offsets, initial))  # type: ignore[arg-type]
-    if on_mesh:
-        load_late("scanops.distributed.placed")  # which takes long to import
-        placed = LATE["scanops.distributed.placed"]
-        return placed.scan_placed(call, inputs, method, spans, group)  # type: ignore[no-any-return]
-    return scan_sharded(function, replace(call, sharding=Sharding(group, method, spans)), inputs, given)
-
-
-def _resolve(function: str, call: Call, given: Inputs) -> tuple[Call, Inputs]:
-    """Return a call and its tensors as the scan of one GPU has them."""
-    if given.initial is not None and given.offsets is not None:  # which is of each segment on one GPU
+    **unknown: object,
+) -> tuple[Call, Call, Inputs]:
+    """Return a call as the scan of one GPU has it, the same as the user gave it, and its tensors."""
+    given = {"dtype": dtype, "accumulate": accumulate}
+    for name in (*unknown, *[name for name in ABSENT.get(function, ()) if given.get(name) is not None]):
+        raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+    asked = call = Call(op, dim, reverse, exclusive, return_final, dtype, accumulate)
+    if initial is not None and offsets is not None:  # which is of each segment on one GPU
         raise UnsupportedRequest(
             f"{function}: initial beside offsets is not for sharded dimensions",
             allowed="initial beside segment_starts, which continues the line, or offsets alone",
@@ -115,20 +102,19 @@ def _resolve(function: str, call: Call, given: Inputs) -> tuple[Call, Inputs]:
             hint="pass segment_starts in place of offsets, or leave initial out",
         )
     if function == "scan":
-        find_operator(call.op, "; for an operator of your own gather the dimension and call scanops.scan")
-        call = replace(call, op=plain_name(call.op))
-    if given.gate is not None:
-        options = {"mask": given.mask, "accumulate": call.accumulate}
-        x, gate, dtype = prepare_recurrence(given.gate, given.x, None, dtype=call.dtype, **options)
-        call, given = replace(call, dtype=dtype), given._replace(x=x, gate=gate)
-    return call, given
+        find_operator(op, "; for an operator of your own gather the dimension and call scanops.scan")
+        call = replace(call, op=plain_name(op))
+    if gate is not None:
+        x, gate, dtype = prepare_recurrence(gate, x, None, dtype=dtype, mask=mask, accumulate=accumulate)
+        call = replace(call, dtype=dtype)
+    return call, asked, Inputs(x, mask, gate, segment_starts, offsets, initial)  # type: ignore[arg-type]
 
 
 def _unpack(found: tuple[Tensor, ...]) -> Tensor | Pair:
     return (found[0], found[1]) if len(found) > 1 else found[0]
 
 
-@list_keywords_of(_scan)
+@list_keywords_of(_make_call)
 def scan(x: Tensor, op: str, dim: int, **options: Unpack[Sharded]) -> Tensor | Pair:
     """Return ``y[i] = x[0] op x[1] op ... op x[i]`` along ``dim``, which is sharded over the ranks of ``group``.
 
@@ -178,10 +164,10 @@ def scan(x: Tensor, op: str, dim: int, **options: Unpack[Sharded]) -> Tensor | P
     Source: Blelloch, "Prefix Sums and Their Applications" (1990), section 1.3: each processor reduces its part, the
     sums are scanned, and each scans its part from there.
     """
-    return _unpack(_scan("scan", op, x, None, dim, **options))
+    return _unpack(_scan("scan", op, x, None, dim, {**options}))
 
 
-@list_keywords_of(_scan)
+@list_keywords_of(_make_call)
 def cumsum(x: Tensor, dim: int, **options: Unpack[Sharded]) -> Tensor | Pair:
     """Return the cumulative sum ``y[i] = x[0] + x[1] + ... + x[i]`` along ``dim``, which is sharded over ranks.
 
@@ -216,10 +202,10 @@ def cumsum(x: Tensor, dim: int, **options: Unpack[Sharded]) -> Tensor | Pair:
         tensor([1., 2., 3.])
         >>> dist.destroy_process_group()
     """
-    return _unpack(_scan("cumsum", "sum", x, None, dim, **options))
+    return _unpack(_scan("cumsum", "sum", x, None, dim, {**options}))
 
 
-@list_keywords_of(_scan)
+@list_keywords_of(_make_call)
 def cumprod(x: Tensor, dim: int, **options: Unpack[Sharded]) -> Tensor | Pair:
     """Return the cumulative product ``y[i] = x[0] * x[1] * ... * x[i]`` along ``dim``, which is sharded over ranks.
 
@@ -254,10 +240,10 @@ def cumprod(x: Tensor, dim: int, **options: Unpack[Sharded]) -> Tensor | Pair:
         tensor([1., 2., 6.])
         >>> dist.destroy_process_group()
     """
-    return _unpack(_scan("cumprod", "prod", x, None, dim, **options))
+    return _unpack(_scan("cumprod", "prod", x, None, dim, {**options}))
 
 
-@list_keywords_of(_scan)
+@list_keywords_of(_make_call)
 def logcumsumexp(x: Tensor, dim: int, **options: Unpack[Sharded]) -> Tensor | Pair:
     """Return ``y[i] = log(exp(x[0]) + ... + exp(x[i]))`` along ``dim``, which is sharded over ranks.
 
@@ -292,10 +278,10 @@ def logcumsumexp(x: Tensor, dim: int, **options: Unpack[Sharded]) -> Tensor | Pa
         tensor([0.0000, 0.6931])
         >>> dist.destroy_process_group()
     """
-    return _unpack(_scan("logcumsumexp", "logcumsumexp", x, None, dim, **options))
+    return _unpack(_scan("logcumsumexp", "logcumsumexp", x, None, dim, {**options}))
 
 
-@list_keywords_of(_scan)
+@list_keywords_of(_make_call)
 def linear_scan(a: Tensor | complex, b: Tensor, dim: int, **options: Unpack[Sharded]) -> Tensor | Pair:
     """Return the recurrence ``h[i] = a[i] * h[i-1] + b[i]`` along ``dim``, which is sharded over ranks.
 
@@ -333,10 +319,10 @@ def linear_scan(a: Tensor | complex, b: Tensor, dim: int, **options: Unpack[Shar
         tensor([1.0000, 1.5000, 1.7500])
         >>> dist.destroy_process_group()
     """
-    return _unpack(_scan("linear_scan", "linear", b, a, dim, **options))
+    return _unpack(_scan("linear_scan", "linear", b, a, dim, {**options}))
 
 
-@list_keywords_of(_scan, "dtype", "accumulate")
+@list_keywords_of(_make_call, "dtype", "accumulate")
 def cummax(
     x: Tensor, dim: int, **options: Unpack[ShardedVariant]
 ) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
@@ -374,10 +360,10 @@ def cummax(
         tensor([1., 3., 3.])
         >>> dist.destroy_process_group()
     """
-    return name_results(_scan("cummax", "cummax", x, None, dim, dtype=None, accumulate=None, **options))
+    return name_results(_scan("cummax", "cummax", x, None, dim, {**options}))
 
 
-@list_keywords_of(_scan, "dtype", "accumulate")
+@list_keywords_of(_make_call, "dtype", "accumulate")
 def cummin(
     x: Tensor, dim: int, **options: Unpack[ShardedVariant]
 ) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
@@ -415,7 +401,7 @@ def cummin(
         tensor([1., 1., 1.])
         >>> dist.destroy_process_group()
     """
-    return name_results(_scan("cummin", "cummin", x, None, dim, dtype=None, accumulate=None, **options))
+    return name_results(_scan("cummin", "cummin", x, None, dim, {**options}))
 
 
 def exscan(
@@ -465,7 +451,7 @@ def exscan(
     """
     ends: Any = {"initial": initial, "reverse": reverse, "exclusive": not inclusive, "return_final": return_final}
     how: Any = {"group": group, "method": method, "dtype": dtype, "accumulate": accumulate}
-    found = _scan("scan", op, x.unsqueeze(0), None, 0, **ends, **how)
+    found = _scan("scan", op, x.unsqueeze(0), None, 0, ends | how)
     return (found[0].squeeze(0), found[1]) if len(found) > 1 else found[0].squeeze(0)
 
 
@@ -491,7 +477,7 @@ def scan_placement(
                 value=f"{name} given",
                 hint=_REFUSED[name],
             )
-    return _unpack(_scan(function, op, x, gate, dim, **placement.sharding._asdict(), **fields))
+    return _unpack(_scan(function, op, x, gate, dim, placement.sharding._asdict() | fields))
 
 
 @contextlib.contextmanager

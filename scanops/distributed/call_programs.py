@@ -66,6 +66,8 @@ def scan(tape: Tape, call: Call, *tensors: object) -> Tensors:
         again = partial(_scan_linked, call)
         found, launcher = again(*given), find_launcher(call, given)
     else:
+        if native.serve is not None:
+            again = partial(again, options=native.options_of(call))
         found = again(*given)
         if native.serve is None:
             launcher = find_launcher(call, given)

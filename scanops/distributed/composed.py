@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from scanops.distributed import shards
+from scanops.distributed.exchange import Exchange
 from scanops.distributed.prepared import Prepared
 from scanops.distributed.shards import Carry, Shard, record_with
 from scanops.distributed.spans import in_order_of, join_spans
-from scanops.distributed.trade import TradeKey, trade
+from scanops.distributed.trade import trade
 from scanops.requests.request import Tensors
 
 __all__ = ["compose_gradients", "scan_traced"]
@@ -22,7 +23,7 @@ Initial = Tensor | complex | None
 Like = tuple[torch.Size, torch.dtype] | None
 
 
-def compose(scan: Prepared, shard: Shard, initial: Initial, key: TradeKey) -> tuple[Outputs, Tensor]:
+def compose(scan: Prepared, shard: Shard, initial: Initial, of: Exchange | str) -> tuple[Outputs, Tensor]:
     """Return the outputs by differentiable scans and exchanges; and a state that this rank has sent."""
     valued, ranks = shard.valued, scan.group.size
     parts = scan.parts(valued)
@@ -34,7 +35,7 @@ def compose(scan: Prepared, shard: Shard, initial: Initial, key: TradeKey) -> tu
     total = tuple(each if each.dtype == torch.bool else record_with(leaf, each) for each in total)
     # The initial value travels from the first rank, so that its whole gradient is there.
     first = [initial.expand(shard.lines)] if isinstance(initial, Tensor) else []
-    traded = trade(scan.group, key, [each.expand(ranks, *each.shape) for each in (*total, *first)])
+    traded = trade(scan.group, of, [each.expand(ranks, *each.shape) for each in (*total, *first)])
     states = tuple(in_order_of(scan.layout.rows, each.flatten(0, 1)) for each in traded[: len(total)])
     initial = traded[-1][scan.layout.rows[0] // scan.layout.width] if first else initial
     carries = shards.fold_recorded(valued, states, initial, scan.layout.positions)
@@ -58,8 +59,8 @@ def compose_gradients(
     )
     assert x is not None
     shard = scan.shard_of(x, mask, gate, starts)
-    key = TradeKey("again", scan.message.derive("again"), sent)
-    outputs, state = compose(scan, shard, initial if scan.number is None else scan.number, key)
+    again = Exchange(scan.group, scan.message.derive("again"), scan.device, number=sent)
+    outputs, state = compose(scan, shard, initial if scan.number is None else scan.number, again)
     known = [(y, g) for y, g in zip(outputs, grads, strict=True) if y.requires_grad]
     used = [(y, g) for y, g in known if g is not None]  # zeros would make second derivatives of 0 * inf
     used = used or [(y, torch.zeros_like(y)) for y, _ in known]
@@ -84,19 +85,19 @@ def scan_traced(who: str, scan: Prepared, shard: Shard, initial: Initial) -> Out
     offsets, begins = shard.tensors.offsets, shard.tensors.x.new_empty(0)
     if offsets is not None or indices:
         length = torch.full((group.size, 1), shard.length, device=shard.tensors.x.device)
-        begins = layout.starts_of(trade(group, TradeKey(f"lengths of {name}"), [length])[0][:, 0], call.reverse)
+        begins = layout.starts_of(trade(group, f"lengths of {name}", [length])[0][:, 0], call.reverse)
     if offsets is not None:
         flags = scan.place_flags(shard.tensors.x, offsets, begins)
         shard = replace(shard, tensors=shard.tensors._replace(starts=flags, offsets=None))
     found: Outputs = ()
     if scan.recorded or not indices:
-        found, _ = compose(scan, shard, initial, TradeKey(name))
+        found, _ = compose(scan, shard, initial, name)
     if not indices:
         return found
     with torch.no_grad():
         parts = scan.parts(shard)
         total = [torch.stack(each) for each in zip(*[shards.totals(part) for part in parts], strict=True)]
-        traded = trade(group, TradeKey(f"indices of {name}"), [each.expand(group.size, *each.shape) for each in total])
+        traded = trade(group, f"indices of {name}", [each.expand(group.size, *each.shape) for each in total])
         states = tuple(in_order_of(layout.rows, each.flatten(0, 1)) for each in traded)
         value, at_items, begin_flags = shards.split_states(shard, states)
         assert at_items is not None

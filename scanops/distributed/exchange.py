@@ -110,6 +110,7 @@ class Exchange:
     def __init__(
         self, group: Group, message: Message, device: torch.device, length: int = 0, model: Model = (),
         view: Callable[[States], tuple[Tensor | None, ...]] = tuple, *, width: int = 1, follows: bool = False,
+        number: int = 0,
     ) -> None:  # fmt: skip
         self.group, self.message, self.length, self.width, self.view = group, message, length, width, view
         self.place, self.device = device, group.device_of(device)  # of the tensors, and of what ranks exchange
@@ -117,8 +118,12 @@ class Exchange:
         size = sum(size_of(*each) for each in self.model)
         self.body = size if follows or HEADER + size > FRAME else 0  # bytes of what each rank sends behind the frame
         self.follows = follows
-        self.number = 0  # of the forward pass that a backward pass belongs to
+        self.number = number  # of the forward pass that a backward pass belongs to
         self._lanes: dict[Any, Lane] = {}
+
+    def derive(self, name: str) -> Exchange:
+        """Return an exchange without states that follows from this one, as that of a derivative."""
+        return Exchange(self.group, self.message.derive(name), self.place, number=self.number)
 
     @property
     def is_late(self) -> bool:

@@ -96,6 +96,14 @@ class Link:
         if device.type == "cuda":
             self._stream.value = NO_STREAM
 
+    def __enter__(self) -> None:
+        """Begin a block that makes launches which kernels of other ranks wait for."""
+
+    def __exit__(self, _: object, problem: BaseException | None, __: object) -> None:
+        """Let them end their waits where an exception, whatever it is, ends the block."""
+        if isinstance(problem, Exception):
+            self.abandon()
+
     @property
     def half(self) -> int:
         """The words of half an inbox."""

@@ -55,13 +55,13 @@ class Links:
                 link.abandon()
 
 
-def find_link(scan: Prepared, device: torch.device) -> Link | None:
+def find_link(scan: Prepared) -> Link | None:
     """Return the link of this rank to others, None where ranks have none: on several hosts, say.
 
     All ranks look for it at the first call of a group. Raises PeerMismatch, and UnsupportedRequest for a first call in
     a CUDA graph and, on all ranks, where there is no link and the call asks for one pass by name.
     """
-    ledger, digest = scan.group.ledger, scan.message.digest
+    ledger, digest, device = scan.group.ledger, scan.message.digest, scan.device
     links = ledger.keep(Links)
     if digest not in ledger.compared and is_captured(device):
         raise refuse_capture(scan.message.who)
@@ -195,12 +195,8 @@ class OnePass:
     def launch(self, tensors: Tensors) -> Outputs:
         """Return what this rank's kernel writes for tensors like those of the call."""
         initial = (tensors[5] if self._constant is None else self._constant) if self.scan.is_first else None
-        try:
-            found: Outputs = self._launch(*tensors[:4], initial)  # type: ignore[assignment]
-        except Exception:  # whatever it is: kernels of other ranks wait for this one's
-            self.link.abandon()
-            raise
-        return found
+        with self.link:
+            return self._launch(*tensors[:4], initial)  # type: ignore[return-value]
 
     def _record(self, tape: Tape, *tensors: Tensor | None) -> Tensors:
         given = (*tensors[:4], None, tensors[4])
@@ -266,12 +262,8 @@ class OnePass:
         grad = self._gradient_or_zeros(grad)
         if self._final is None:
             return grad, of_final
-        try:
-            with resumed(policy):  # autograd runs backward passes in threads of its own
-                of_line = self._final.add_up(of_final)  # on all ranks, whether their losses depend on it or not
-        except Exception:  # whatever it is: kernels of other ranks wait for this one's
-            self.link.abandon()
-            raise
+        with self.link, resumed(policy):  # autograd runs backward passes in threads of its own
+            of_line = self._final.add_up(of_final)  # on all ranks, whether their losses depend on it or not
         return grad, of_line if self.kind.final else None
 
     def __call__(
@@ -291,12 +283,9 @@ class OnePass:
         own = initial if self.reads_initial else entered
         read = zip((x, mask, gate, own, y, indices), self._keeps, strict=True)
         kept = [each if wanted else None for each, wanted in read]
-        try:
-            passed = (grad, of_final, *kept, starts, None)
+        passed = (grad, of_final, *kept, starts, None)
+        with self.link:
             found, recipe = backward_pass(self.kind, self._own_needs, passed, policy)
-        except Exception:  # whatever it is: kernels of other ranks wait for this one's
-            self.link.abandon()
-            raise
         if recipe is not None and self.adjoint is not None:
             begin = initial if entered is None else entered
             native.register_gradient(self.adjoint, (grad, of_final, x, mask, gate, begin, y, indices, starts), recipe)
@@ -308,9 +297,8 @@ class OnePass:
 
     def _gradient_or_zeros(self, grad: Tensor | None) -> Tensor:
         """Return the gradient of the result."""
-        if grad is not None:
-            return grad
-        return torch.zeros(self._like_x[0], dtype=self.scan.shard.result, device=self.link.device)
+        like = {"dtype": self.scan.shard.result, "device": self.link.device}
+        return torch.zeros(self._like_x[0], **like) if grad is None else grad  # type: ignore[call-overload]
 
     # ---- C++
 

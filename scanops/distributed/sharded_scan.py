@@ -39,7 +39,7 @@ def scan_sharded(who: str, call: Call, given: Inputs, asked: Call | None = None)
     if is_compiling():
         scan, shard = prepare(who, call, given)
         if group.size == 1 and scan.layout.width == 1:
-            return _scan_alone(replace(call, sharding=None), given)
+            return shards.scan_again(replace(call, sharding=None), *given[:6])
         if 0 in shard.lines:
             return _scan_nothing(scan, given)
         return scan_traced(who, scan, shard, given.initial)
@@ -73,13 +73,6 @@ def _key_of(who: str, call: Call, given: Inputs) -> call_cache.Key | None:
 _PLAIN = {Tensor, torch.nn.Parameter, type(None)}
 
 
-def _scan_alone(call: Call, given: Inputs) -> Outputs:
-    """Return the outputs of the scan of one GPU."""
-    others = {name: getattr(given, name) for name in shards.OTHERS}
-    found = shards.scan_local(call, given.x, **others)
-    return found if isinstance(found, tuple) else (found,)
-
-
 def _scan_nothing(scan: Prepared, given: Inputs) -> Outputs:
     """Return the outputs of a shard without lines, which depend on the inputs as those of other ranks do."""
     shard = scan.shard_of(*given[:5])
@@ -94,16 +87,14 @@ def _scan_nothing(scan: Prepared, given: Inputs) -> Outputs:
 
 
 class ServedCall:
-    """What serves equal calls: a prepared call, and its programs by each method."""
+    """What serves equal calls: a prepared call, and its programs by the method that ranks have chosen."""
 
     def __init__(self, scan: Prepared, call: Call, asked: Call | None) -> None:
         self.scan, self._call, self._sharding, self._asked = scan, replace(call, sharding=None), call.sharding, asked
         self.is_alone = scan.group.size == 1 and scan.layout.width == 1
-        self._has_lines = 0 not in scan.shard.lines
+        self._has_lines, self._is_empty = 0 not in scan.shard.lines, not scan.shard.length
         self._is_plain = False  # whether the tensors of equal calls are read as they are
-        self._onepass: OnePass | None = None
-        self._twopass: TwoPass | None = None
-        self._comparison: Exchange | None = None  # where there are no states
+        self._method: OnePass | TwoPass | None = None
 
     def run(self, given: Inputs) -> Outputs:
         """Return the outputs for tensors like those that the call was prepared for."""
@@ -112,35 +103,29 @@ class ServedCall:
             read = scan.convert(given)
             self._is_plain = all([mine is theirs for mine, theirs in zip(read, given, strict=True)])
         if self.is_alone:
-            return _scan_alone(self._call, given._replace(x=read.x))
+            return shards.scan_again(self._call, *given._replace(x=read.x)[:6])
         if not self._has_lines:
-            self._compare(read)
-            return _scan_nothing(scan, read)
-        if scan.method == "onepass" and (link := find_link(scan, read.x.device)) is not None:
-            shard, is_empty = scan.shard, not scan.shard.length
-            whole = add_neutral_items(shard.call, shard.result, read) if is_empty else read
-            if self._onepass is None:
-                self._onepass = OnePass(scan, link, whole)
-            if self._asked is not None and self._sharding is not None and self._is_plain and whole is read:
-                self._onepass.register(self._asked, self._sharding, given)
-            found = self._compute(self._onepass, whole)
-            return (found[0].narrow(shard.call.dim, 0, 0), *found[1:]) if is_empty else found
-        if self._twopass is None:
-            self._twopass = TwoPass(scan, flagged=read.offsets is not None)
-        return self._compute(self._twopass, read)
+            return self._compare(read)
+        link = find_link(scan) if self._method is None and scan.method == "onepass" else None
+        is_filled = self._is_empty and (link is not None or isinstance(self._method, OnePass))
+        if is_filled:
+            read = add_neutral_items(scan.shard.call, scan.shard.result, read)
+        if self._method is None:
+            is_flagged = read.offsets is not None
+            self._method = TwoPass(scan, flagged=is_flagged) if link is None else OnePass(scan, link, read)
+        if isinstance(self._method, OnePass) and self._asked and self._sharding and self._is_plain and not is_filled:
+            self._method.register(self._asked, self._sharding, given)
+        tensors = (*read[:5], read.initial if scan.number is None else None)
+        if scan.recorded:
+            found = ScanFunction.record(ShardedForward(self._method), tensors)
+        else:
+            found = self._method.compute(tensors)[0]
+        return (found[0].narrow(scan.shard.call.dim, 0, 0), *found[1:]) if is_filled else found
 
-    def _compute(self, method: OnePass | TwoPass, given: Inputs) -> Outputs:
-        """Return the outputs of a method, recorded by autograd where a gradient is wanted."""
-        tensors = (*given[:5], given.initial if isinstance(given.initial, Tensor) else None)
-        if self.scan.recorded:
-            return ScanFunction.record(ShardedForward(method), tensors)
-        return method.compute(tensors)[0]
-
-    def _compare(self, read: Inputs) -> None:
-        """Compare the call of ranks that have no states to exchange."""
+    def _compare(self, read: Inputs) -> Outputs:
+        """Return the outputs of ranks that have no states to exchange, and compare their calls."""
         scan = self.scan
-        if self._comparison is None:
-            self._comparison = Exchange(scan.group, scan.message, scan.device, scan.shard.length)
-        (lengths,) = self._comparison.begin(read.offsets)
+        (lengths,) = Exchange(scan.group, scan.message, scan.device, scan.shard.length).begin(read.offsets)
         if read.offsets is not None and lengths.is_cpu:
             scan.check_offsets(read.offsets, lengths)
+        return _scan_nothing(scan, read)

@@ -227,28 +227,15 @@ def scan_local(call: Call, x: Tensor, **others: Tensor | complex | None) -> Any:
     return found if call.final or find_operator(call.op).indices else found[0]
 
 
-def scan_again(call: Call, *tensors: Tensor | None) -> States:
-    """Return the scan of one GPU of x, mask, gate, starts, offsets and initial."""
+def scan_again(call: Call, *tensors: Tensor | None, options: dict[str, Any] | None = None) -> States:
+    """Return the scan of one GPU of x, mask, gate, starts, offsets and initial; ``options``: those that C++ knows."""
     given = Inputs(*tensors)  # type: ignore[arg-type]
     if call.totals:
         return reduce_pairs(call, given)[0]
     if given.offsets is None and native.serve is not None and not is_dynamo_compiling():
-        found = native.serve(
-            x=given.x,
-            mask=given.mask,
-            gate=given.gate,
-            initial=given.initial,
-            starts=given.starts,
-            op=call.op,
-            dim=call.dim,
-            reverse=call.reverse,
-            exclusive=call.exclusive,
-            final=call.final,
-            dtype=call.dtype,
-            accumulate=call.accumulate,
-            complete=call.complete,
-            chunk=call.chunk,
-        )
+        x, mask, gate, starts, _, initial, *_ = given
+        known = native.options_of(call) if options is None else options
+        found = native.serve(x=x, mask=mask, gate=gate, initial=initial, starts=starts, **known)
         if found is not None:
             return found if isinstance(found, tuple) else (found,)
     outs = (None, None) if find_operator(call.op).indices else (None,)

@@ -14,28 +14,18 @@ from scanops.distributed.groups import Group, pack, unpack
 from scanops.distributed.shards import record_with
 from scanops.torch_private import group_named
 
-__all__ = ["TradeKey", "trade"]
+__all__ = ["trade"]
 
 
-class TradeKey:
-    """Which exchange of which call this is: equal on all ranks."""
-
-    __slots__ = ("message", "name", "number")
-
-    def __init__(self, name: str, message: Message | None = None, number: int = 0) -> None:
-        self.name = name  # in words, for compilers, which hash nothing
-        self.message = message  # None while a compiler traces
-        self.number = number  # of the forward pass that this exchange belongs to
-
-
-def trade(group: Group, key: TradeKey, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def trade(group: Group, of: Exchange | str, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Return slice [this rank] of each tensor of every rank, stacked by rank; the first dimension is ranks.
 
-    Differentiable to any order.
+    Differentiable to any order. ``of``: the exchange that this is of which call; in words, which are equal on all
+    ranks, while a compiler traces.
     """
     if is_compiling() and not any(each.requires_grad for each in tensors):  # Dynamo traces no node without a gradient
-        return _trade_now(group, key, tensors)
-    return tuple(_Trade.apply(group, key, *tensors))  # type: ignore[no-untyped-call]
+        return _trade_now(group, of, tensors)
+    return tuple(_Trade.apply(group, of, *tensors))  # type: ignore[no-untyped-call]
 
 
 class _Trade(torch.autograd.Function):
@@ -46,11 +36,11 @@ class _Trade(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, group: Group, key: TradeKey, *tensors: Tensor) -> Any:
-        ctx.group, ctx.key, ctx.count = group, key, len(tensors)
+    def forward(ctx: Any, group: Group, of: Exchange | str, *tensors: Tensor) -> Any:
+        ctx.group, ctx.of, ctx.count = group, of, len(tensors)
         ctx.traded = [k for k, each in enumerate(tensors) if each.is_floating_point() or each.is_complex()]
         ctx.save_for_backward(tensors[0])
-        found = _trade_now(group, key, tensors)
+        found = _trade_now(group, of, tensors)
         ctx.mark_non_differentiable(*[each for k, each in enumerate(found) if k not in ctx.traded])
         return found
 
@@ -58,27 +48,19 @@ class _Trade(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         (state,) = ctx.saved_tensors
         given = [record_with(state, grads[k]) for k in ctx.traded]
-        key = _derivative(ctx.key)
+        of: Any = f"{ctx.of}, backward" if isinstance(ctx.of, str) else ctx.of.derive("backward")
         # A compiler traces one derivative, and no node within the derivative of a node.
-        found = _trade_now(ctx.group, key, given) if is_compiling() else trade(ctx.group, key, given)
+        found = _trade_now(ctx.group, of, given) if is_compiling() else trade(ctx.group, of, given)
         of_input = dict(zip(ctx.traded, found, strict=True))
         return (None, None, *[of_input.get(k) for k in range(ctx.count)])
 
 
-def _derivative(key: TradeKey) -> TradeKey:
-    message = key.message
-    return TradeKey(key.name + ", backward", None if message is None else message.derive("backward"), key.number)
-
-
-def _trade_now(group: Group, key: TradeKey, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def _trade_now(group: Group, of: Exchange | str, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     rows = torch.stack([pack([each[rank] for each in tensors]) for rank in range(group.size)])
     model = [(each.shape[1:], each.dtype) for each in tensors]
-    if is_compiling():
-        return unpack(_operator(rows, group.process_group.group_name, key.name), model)
-    assert key.message is not None
-    exchange = Exchange(group, key.message, rows.device)
-    exchange.number = key.number
-    return unpack(exchange.trade(rows), model)
+    if isinstance(of, str):
+        return unpack(_operator(rows, group.process_group.group_name, of), model)
+    return unpack(of.trade(rows), model)
 
 
 # ---- the same as one operator, which compilers leave as it is

@@ -53,14 +53,13 @@ _LOG = logging.getLogger("scanops")
 class Serve(Protocol):
     """The entry of C++ for calls: tensors and options by the names that it has them by, in its order the fastest.
 
-    ``options`` has names of the public functions. Returns a result, a tuple of several, or None where Python is to
-    serve the call; of a call of ranks always a tuple.
+    ``options`` has names of the public functions; ``beside`` it are ``map`` and ``then``, or of a call of ranks the
+    name of the public function and the keywords that no other call has. Returns a result, a tuple of several, or None
+    where Python is to serve the call; of a call of ranks always a tuple.
     """
 
     @overload
-    def __call__(
-        self, x: Any, gate: Any, op: Any, dim: Any, options: dict[str, Any], /, *, map: Any = None, then: Any = None
-    ) -> Any: ...
+    def __call__(self, x: Any, gate: Any, op: Any, dim: Any, options: dict[str, Any], /, **beside: Any) -> Any: ...
     @overload
     def __call__(
         self,
@@ -80,10 +79,6 @@ class Serve(Protocol):
         accumulate: Any = None,
         complete: bool = False,
         chunk: Any = None,
-        function: str | None = None,  # of a call of ranks: the public function, and its own keywords
-        method: Any = None,
-        spans: Any = None,
-        group: object = None,
     ) -> Any: ...
 
 
