@@ -51,6 +51,8 @@ class Gradient(NamedTuple):
     kinds: tuple[str, ...] = ("float",)  # kinds of dtype that the scan supports
     begins: bool = True  # whether the gradient of the forward carry-out is supported, as its carry-in
     ends: bool = True  # whether its carry-out is the gradient of the forward carry-in
+    # Where it is not: the derivative of results by the carry-in, of that and of the results, by methods of tensors.
+    of_carry: Callable[[Any, Any], Any] | None = None
     of_terms: Gradient | None = None  # what replaces it where the gate needs no gradient
 
     @property

@@ -141,7 +141,7 @@ ROWS = (
         # as it is at the end of an exclusive scan.
         unsound=("gradients", "complex"),
         function="logcumsumexp",
-        gradient=Gradient(row=_GRADIENT, gate="x", saved="y", begins=False, ends=False),
+        gradient=Gradient(row=_GRADIENT, gate="x", saved="y", begins=False, ends=False, of_carry=_share),
         derivative=Derivative(
             before=lambda line: _share(line.before, line.after),
             term=lambda line: _share(line.term, line.after).masked_fill(line.term == -math.inf, 0),

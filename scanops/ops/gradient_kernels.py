@@ -6,6 +6,7 @@ saved, and those that are computed again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -40,8 +41,19 @@ def run_gradient_kernels(
     gradient = request.operator.gradient
     if gradient is None or not supports(gradient, request):
         return None
-    if (gfinal is not None and not gradient.begins) or (carries and not gradient.ends):
-        return None  # the row supports no such carries
+    of_carry = gradient.of_carry if _has_whole_lines(forward) else None
+    if gfinal is not None and not gradient.begins:  # the row supports no such carries
+        if of_carry is None or request.call.exclusive:
+            return None
+        gy = tape.apply(partial(_add_to_last, dim=request.call.dim, reverse=request.call.reverse), gy, gfinal)
+        gfinal = None
+    of_initial = None
+    if carries and not gradient.ends:
+        if of_carry is None:
+            return None
+        derive = partial(_differentiate_carry, of_carry=of_carry, dim=request.call.dim)
+        of_initial = tape.apply(derive, gy, forward.tensors.y, forward.tensors.initial)
+        carries = False
     if gradient.of_terms is not None and not forward.needs[2]:
         gradient = gradient.of_terms
     selects = None if forward.weighted or forward.kind.indexed else forward.tensors.mask
@@ -77,7 +89,34 @@ def run_gradient_kernels(
     of_term = results[0]
     if masks_after:
         of_term = tape.apply(lambda gradient, mask: torch.where(mask, gradient, 0), of_term, selects)
-    return of_term, results[1] if row.second else None, results[-1] if carries else None
+    return of_term, results[1] if row.second else None, results[-1] if carries else of_initial
+
+
+def _has_whole_lines(forward: SavedForward) -> bool:
+    """Whether carries are of lines of real results on this device, which have been saved: of no segments or ranks."""
+    y, call = forward.tensors.y, forward.kind.request.call
+    whole = not forward.kind.segmented and call.link is None
+    return whole and y is not None and not y.is_complex() and y.ndim > 0 and y.shape[call.dim] > 0
+
+
+def _add_to_last(gy: torch.Tensor, gfinal: torch.Tensor, *, dim: int, reverse: bool) -> torch.Tensor:
+    """The gradient of the results with that of the carry-out, which is the last of them."""
+    found = gy.clone(memory_format=torch.contiguous_format)
+    found.select(dim, 0 if reverse else -1).add_(gfinal)
+    return found
+
+
+def _differentiate_carry(
+    gy: torch.Tensor,
+    y: torch.Tensor,
+    initial: torch.Tensor,
+    *,
+    of_carry: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    dim: int,
+) -> torch.Tensor:
+    """The gradient of the carry-in, from that of the results."""
+    spread = initial.expand(line_shape(y.shape, dim)).unsqueeze(dim)
+    return (of_carry(spread, y) * gy).sum(dim)
 
 
 def _read_gate(forward: SavedForward, gradient: Gradient, tape: Tape) -> torch.Tensor | None:

@@ -233,6 +233,26 @@ def test_logarithms_of_equal_terms(device: str) -> None:
     assert_close(*(twice(total, x) for total in totals))
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("used", ["results", "last", "both"])
+def test_carries_of_logarithms(used: str, reverse: bool, kernels: str) -> None:
+    """Results and the carry-out have gradients by the items and by the carry-in of each line, also beside -inf."""
+    x = torch.randn(3, 40, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(5)).to(kernels)
+    x = x.where(x < 1, -torch.inf).requires_grad_()
+    h = torch.tensor([[0.5, -3], [2, 0], [-50, 9]], dtype=torch.float64, device=kernels, requires_grad=True)
+    weights = torch.randn(3, 40, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(6)).to(kernels)
+
+    def total(y: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+        return (used != "last") * (y * weights).sum() + (used != "results") * (last * weights[:, 0]).sum()
+
+    y, last = scanops.logcumsumexp(x, 1, initial=h, return_final=True, reverse=reverse)
+    lines = torch.cat([h[:, None], x.flip(1) if reverse else x], 1)
+    results = torch.stack([lines[:, : k + 1].logsumexp(1) for k in range(1, 41)], 1)
+    expected = total(results.flip(1) if reverse else results, results[:, -1])
+    assert_close(total(y, last), expected)
+    assert_close(grad(total(y, last), (x, h)), grad(expected, (x, h)))
+
+
 def test_logarithms_of_infinities(kernels: str) -> None:
     """An item of -inf has no part in any result, an infinite one all of those from it on; NaN is in all from it on."""
     inf, nan = torch.inf, torch.nan
