@@ -742,7 +742,9 @@ def _scan_followed(
         if text == name:
             return _scan_named(name, leaves, dim, reverse)
     any_length = leaves[0].ndim > 0 and is_symbol(leaves[0].shape[dim])
-    return list(schema.FUSED(leaves, text, EXPRESSIONS.name, dim, reverse, False, any_length))
+    x, *further = leaves
+    absent, options = (None,) * 5, {"reverse": reverse, "any_length": any_length}
+    return list(schema.FUSED(x, *absent, further, text, dim, EXPRESSIONS.name, **options))
 
 
 @raise_while_tracing

@@ -95,8 +95,11 @@ def scan_fused(
         start: Any = initial
         if initial is not None and not isinstance(initial, torch.Tensor):
             start = torch.full((), start, dtype=getattr(torch, carry_of(text)), device=tensors[0].device)
-        settled = (text, op, dim, reverse, exclusive, any_length, bool(final), dims, start)
-        found = tuple(schema.FUSED(list(tensors), *settled, *(() if flags is not None else (starts, offsets))))
+        x, *further = tensors
+        segments = (None, None) if flags is not None else (starts, offsets)
+        settled: dict[str, Any] = {"reverse": reverse, "exclusive": exclusive, "any_length": any_length}
+        settled |= {"final": bool(final), "summed": dims}
+        found = tuple(schema.FUSED(x, None, None, *segments, start, further, text, dim, op, **settled))
         return _arrange(found, bool(final))
     Call(op, dim, reverse, exclusive, final, dtype).check_options()
     sums = Sums(sum is not None, finish, flags is not None, exclusive)

@@ -3,7 +3,6 @@ and subclasses. Eager calls launch kernels without them."""
 
 from __future__ import annotations
 
-from scanops.ops import fused_implementations as fused_implementations
 from scanops.ops import implementations as implementations
 from scanops.ops.schema import BACKWARD, SCAN
 

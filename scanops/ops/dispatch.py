@@ -100,7 +100,7 @@ def _operator(call: Call, given: Inputs) -> Outputs:
     if call.fusion is not None:
         shape = torch.broadcast_tensors(*given.operands)[0].shape  # type: ignore[no-untyped-call]
         any_length = len(shape) > 0 and is_symbol(shape[call.dim])
-        return schema.run_fused_operator(replace(call, any_length=any_length), given)
+        return schema.run_operator(replace(call, any_length=any_length), given.flat)
     find_operator(call.op)
     x, initial = given.x, given.initial
     # When traced, the checks run where the operator is computed: to trace them takes seconds.

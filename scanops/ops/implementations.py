@@ -11,15 +11,18 @@ import torch
 from torch.autograd import forward_ad
 
 from scanops import torch_private as private
+from scanops.fallback.fused import compose
+from scanops.fallback.summed import compose_summed
 from scanops.ops import schema
 from scanops.ops.dispatch import run
-from scanops.ops.gradients import BackwardPass, compute_gradients
+from scanops.ops.gradients import BackwardPass, FusedBackwardPass, compute_fused_gradients, compute_gradients
 from scanops.ops.node import OperatorForward, ScanFunction, apply_operator, by_torch, kind_of
 from scanops.ops.saved import SavedForward, saved_mask, sum_to
-from scanops.ops.schema import TENSORS
-from scanops.ops.serving import serve
+from scanops.ops.schema import TENSORS, Outputs
+from scanops.ops.serving import record_fused_call, serve
+from scanops.requests.call import Call
 from scanops.requests.geometry import separate
-from scanops.requests.request import Inputs, RequestKind, SavedTensors, Tensors
+from scanops.requests.request import Inputs, RequestKind, SavedTensors, Tensors, check_request
 from scanops.requests.torch_state import autocast, has_own_operations, reads_memory, runs_kernels
 
 OperatorResults = list[torch.Tensor]  # as operators of torch.library return them
@@ -38,10 +41,10 @@ def _classless(tensors: Sequence[Any]) -> tuple[Any, ...]:
 def _compute(*arguments: Any) -> OperatorResults:
     """By a kernel where there is memory to read: modes have seen the operator already."""
     inputs, call = schema.parse(arguments)
-    given = Inputs(*_classless(inputs.flat))
+    given = Inputs.of_flat(_classless(inputs.flat))
     given = given if given.initial is not None else given._replace(initial=call.start)  # type: ignore[arg-type]
     with schema.lengths(call.any_length):
-        return separate(serve(call, given, run, eager=reads_memory(given.flat)))
+        return separate(serve(call, given, run, eager=reads_memory(given.flat)), given.operands)
 
 
 def _pretend(*arguments: Any) -> OperatorResults:
@@ -57,18 +60,27 @@ def _cast(*arguments: Any) -> OperatorResults:
     if call.dtype is None:
         call = replace(call, dtype=autocast(call.op, inputs.x))
     with private.without_autocast():
-        return list(schema.run_operator(call, inputs[:TENSORS]))
+        return list(schema.run_operator(call, inputs.flat))
 
 
 def _differentiate(keys: Any, *arguments: Any) -> OperatorResults:
     inputs, call = schema.parse(arguments)
     tensors, keys = inputs.flat, keys & private.after_autograd
     if is_transformed(tensors):
-        return list(by_torch(schema.request_of(call, inputs)))
-    if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors):
+        if call.fusion is None:
+            return list(by_torch(schema.request_of(call, inputs)))
+        return list((compose_summed if call.summed else compose)(call, inputs, run))
+
+    def compute(call: Call, given: Inputs) -> Outputs:
+        with private.below_autograd():
+            return schema.run_operator(call, given.flat, keys)
+
+    if not (torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)):
+        return list(compute(call, inputs))
+    if call.fusion is None:
         return list(ScanFunction.record(OperatorForward(kind_of(call, tensors), call, keys), tensors))
-    with private.below_autograd():
-        return list(schema.run_operator(call, tensors, keys))
+    kind = RequestKind(check_request(call, inputs))
+    return list(record_fused_call(kind, inputs, compute, run, saves_states=False))
 
 
 def is_transformed(tensors: Tensors) -> bool:
@@ -153,7 +165,34 @@ def implement(
     private.register_fake(f"scanops::{name}", pretend, schema.LIBRARY)
 
 
+# ---- torch.ops.scanops.fused_backward
+
+
+def _backward_fused(gradients: Sequence[Any], needs: Sequence[bool], *arguments: Any) -> OperatorResults:
+    inputs, call = schema.parse(arguments)
+    with schema.lengths(call.any_length):
+        found = compute_fused_gradients(FusedBackwardPass(call, inputs, gradients, tuple(needs), run))
+    return [
+        inputs.x.new_empty(0) if each is None or not need else each for each, need in zip(found, needs, strict=True)
+    ]
+
+
+def _compute_backward_fused(*arguments: Any) -> OperatorResults:
+    """What is computed below autograd may be made of derivatives, which autograd records then."""
+    with torch.no_grad(), private.recording():
+        return _backward_fused(*arguments)
+
+
+def _pretend_backward_fused(gradients: Sequence[Any], needs: Sequence[bool], *arguments: Any) -> OperatorResults:
+    inputs, _ = schema.parse(arguments)
+    pairs = zip(inputs.differentiable, needs, strict=True)
+    return [torch.empty_like(each) if need and each is not None else inputs.x.new_empty(0) for each, need in pairs]
+
+
+for _name in ("scan", "fused"):
+    implement(_name, _compute, _differentiate, _pretend)
 _again = differentiate_again(schema.BACKWARD, partial(_backward, within=False))
-implement("scan", _compute, _differentiate, _pretend)
 implement("scan_backward", _compute_backward, _again, _pretend_backward)
+_again = differentiate_again(schema.FUSED_BACKWARD, _backward_fused)
+implement("fused_backward", _compute_backward_fused, _again, _pretend_backward_fused)
 schema.LIBRARY.impl("scan", _cast, "AutocastCUDA")  # type: ignore[no-untyped-call]

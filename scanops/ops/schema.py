@@ -10,9 +10,12 @@ from typing import Any
 import torch
 
 from scanops import environment
+from scanops.codegen.fusion.fusion import fusion_of
+from scanops.errors import UnsupportedRequest
 from scanops.requests.call import SCHEMA, Call
+from scanops.requests.fused import broadcast_shape
 from scanops.requests.promotion import promote_scalars
-from scanops.requests.request import Inputs, Needs, Request, Tensors, check_request
+from scanops.requests.request import Inputs, Needs, Request, Tensors, check_fused, check_request
 from scanops.requests.segments import flags_along, make_line_offsets
 from scanops.runtime.policies import policy
 
@@ -32,23 +35,44 @@ def _define(name: str, *arguments: str, returns: str = "Tensor[]") -> Any:
 _DIM, _OP, *_OPTIONS = SCHEMA.values()
 # The result, its indices where the operator has them, and the carry-out if it is asked for.
 SCAN = _define("scan", _TENSORS, _DIM, _OP, *_OPTIONS)
+# A scan with `map` or `then`, whose text `map` is: the outputs, and the carry-out if it is asked for.
+_FUSED = (_TENSORS, "Tensor[] further", "str map", _DIM, _OP, *_OPTIONS, "int[] summed=[]")
+FUSED = _define("fused", *_FUSED)
 # The gradients of x, mask, gate and initial; those that are not needed have no items. Inputs that the gradient does not
 # read may be expanded from one element: only their shape and dtype count. y and indices are the forward's results.
 _RESULTS = "Tensor grad, Tensor? grad_final, Tensor? y, Tensor? indices"
 _GRADIENTS = "(Tensor, Tensor, Tensor, Tensor)"  # is_grads_batched=True takes no list
 BACKWARD = _define("scan_backward", _RESULTS, _TENSORS, _DIM, _OP, "bool[] needs", *_OPTIONS, returns=_GRADIENTS)
-# A scan with `map` or `then`, whose text `map` is: the outputs; and the gradients of the tensors that `needs` names.
-# Implemented by scanops.ops.fused_implementations.
-# The last of the gradients is that of the carry-out, where there is one, and the last of `needs` that of `initial`.
-_FUSED = "str map, str op, int dim, bool reverse, bool exclusive, bool any_length"
-_FUSED += ", bool final=False, int[] summed=[], Tensor? initial=None, Tensor? segment_starts=None, Tensor? offsets=None"
-FUSED = _define("fused", "Tensor[] tensors", _FUSED)
-FUSED_BACKWARD = _define("fused_backward", "Tensor?[] gradients, Tensor[] tensors, bool[] needs", _FUSED)
+# Those of further tensors as well, from the gradients of the outputs and of the carry-out.
+FUSED_BACKWARD = _define("fused_backward", "Tensor?[] gradients, bool[] needs", *_FUSED)
+
+
+def _read(arguments: tuple[Any, ...]) -> tuple[Inputs, Call]:
+    """Return the tensors and the call of the arguments of ``scan`` or ``fused``, the last of which may be missing."""
+    inputs, options = Inputs(*arguments[:TENSORS]), arguments[TENSORS:]
+    if not isinstance(options[0], tuple | list):
+        return inputs, Call.of_arguments(options)
+    further, text, *options = options  # type: ignore[assignment]
+    call = Call.of_arguments(options[: len(SCHEMA)])
+    summed = tuple(options[len(SCHEMA)]) if len(options) > len(SCHEMA) else ()
+    return inputs._replace(further=tuple(further)), replace(call, summed=summed, fusion=fusion_of(text))
 
 
 def parse(arguments: tuple[Any, ...]) -> tuple[Inputs, Call]:
-    """Return the tensors and the call of the arguments of ``scan``."""
-    return _with_offsets(Inputs(*arguments[:TENSORS]), Call.of_arguments(arguments[TENSORS:]))
+    """Return the tensors and the call of the arguments of ``scan`` or ``fused``, a fused one checked."""
+    inputs, call = _read(arguments)
+    if call.fusion is None:
+        return _with_offsets(inputs, call)
+    wanted, given = [each.dtype for each in call.fusion.operands], [str(each.dtype)[6:] for each in inputs.operands]
+    if wanted != given:
+        raise UnsupportedRequest(
+            "scanops::fused: the tensors must be of the dtypes that the expressions were traced for",
+            allowed=", ".join(wanted),
+            value=", ".join(given),
+            hint="call scanops.scan with functions, which traces them again",
+        )
+    call, inputs = check_fused(call, inputs)
+    return inputs, call
 
 
 def _with_offsets(inputs: Inputs, call: Call) -> tuple[Inputs, Call]:
@@ -65,16 +89,9 @@ def backward_arguments(call: Call, needs: tuple[bool, ...]) -> tuple[Any, ...]:
 
 
 def list_fused_arguments(call: Call) -> tuple[Any, ...]:
-    """Return the arguments of ``fused`` between its operands and its carry-in."""
+    """Return the arguments of ``fused`` behind its tensors."""
     assert call.fusion is not None
-    options = (call.op, call.dim, call.reverse, call.exclusive, call.any_length, call.final, list(call.summed))
-    return (call.fusion.text, *options)
-
-
-def run_fused_operator(call: Call, given: Inputs, keys: Any = None) -> Outputs:
-    """Return the results of ``fused`` on a call's tensors; ``keys`` are what is left to dispatch to."""
-    arguments = (list(given.operands), *list_fused_arguments(call), given.initial, given.starts, given.offsets)
-    return tuple(FUSED(*arguments) if keys is None else FUSED.redispatch(keys, *arguments))
+    return (call.fusion.text, *call.arguments(), list(call.summed))
 
 
 def differentiate_fused_by_operator(
@@ -84,14 +101,8 @@ def differentiate_fused_by_operator(
 
     ``options``: as ``list_fused_arguments`` returns them.
     """
-    x, _, _, initial, *further = needs
-    wanted = [x, *further, initial] if given.initial is not None else [x, *further]
-    segments = (given.starts, given.offsets)
-    every = FUSED_BACKWARD(list(gradients), list(given.operands), wanted, *options, given.initial, *segments)
-    kept: list[Any] = [each if need else None for each, need in zip(every, wanted, strict=True)]
-    of_x, *others = kept
-    of_initial = others.pop() if given.initial is not None else None
-    return (of_x, None, None, of_initial, *others)
+    every = FUSED_BACKWARD(list(gradients), list(needs), *given.flat[:TENSORS], list(given.further), *options)
+    return tuple([each if need else None for each, need in zip(every, needs, strict=True)])
 
 
 def of_backward(arguments: tuple[Any, ...]) -> tuple[Inputs, tuple[bool, ...], Call]:
@@ -109,10 +120,12 @@ def request_of(call: Call, inputs: Inputs) -> Request:
     return check_request(call, inputs if inputs.initial is not None else inputs._replace(initial=start))
 
 
-def run_operator(call: Call, tensors: tuple[Any, ...], keys: Any = None) -> Outputs:
-    """Return the results of the operator on a call's six tensors; ``keys`` are what is left to dispatch to."""
-    arguments = (*tensors, *call.arguments())
-    return tuple(SCAN(*arguments) if keys is None else SCAN.redispatch(keys, *arguments))
+def run_operator(call: Call, tensors: Sequence[Any], keys: Any = None) -> Outputs:
+    """Return the results of the operator on a call's ``Inputs.flat``; ``keys`` are what is left to dispatch to."""
+    operator, arguments = SCAN, (*tensors, *call.arguments())
+    if call.fusion is not None:
+        operator, arguments = FUSED, (*tensors[:TENSORS], list(tensors[TENSORS:]), *list_fused_arguments(call))
+    return tuple(operator(*arguments) if keys is None else operator.redispatch(keys, *arguments))
 
 
 def lengths(any_length: bool) -> AbstractContextManager[object]:
@@ -180,9 +193,38 @@ def _one_by_one(
     return tuple(map(torch.stack, zip(*found, strict=True))), (0,) * len(found[0])
 
 
+def _batch_fused(
+    info: Any, dims: Dims, further_dims: Dims, inputs: Inputs, call: Call
+) -> tuple[Outputs, tuple[int, ...]]:
+    """Return the results of a batch of fused scans, and the batch's dimension in each."""
+    places, offsets = (dims[0], *further_dims), inputs.offsets
+    ranks = [each.ndim - (at is not None) for each, at in zip(inputs.operands, places, strict=True)]
+    rank = max(1, *ranks)  # 0-d tensors are lines of one item
+    x, *further = [align(each, at, rank) for each, at in zip(inputs.operands, places, strict=True)]
+    dim, (starts, initial) = (
+        call.dim % rank,
+        (
+            None if each is None else align(each, at, size)
+            for each, at, size in ((inputs.starts, dims[3], rank), (inputs.initial, dims[5], rank - 1))
+        ),
+    )
+    if offsets is not None and dims[4] is not None:  # other segments in each element of the batch
+        line = x.new_empty(()).expand(broadcast_shape([each[0] for each in (x, *further)]))
+        rows = [flags_along(None, row, line, dim) for row in offsets.unbind(dims[4])]
+        starts, offsets = torch.stack([each for each in rows if each is not None]), None
+    if any(at is not None for at in dims[3:]):
+        x = x.expand(info.batch_size, *x.shape[1:])
+    call = replace(call, dim=dim + 1, summed=tuple(each % rank + 1 for each in call.summed))
+    found = run_operator(call, (x, None, None, starts, offsets, initial, *further))
+    return tuple(each if any(ranks) else each.squeeze(1) for each in found), (0,) * len(found)
+
+
 def _rule(info: Any, dims: tuple[Any, ...], *arguments: Any) -> tuple[list[torch.Tensor], list[int]]:
-    inputs, call = Inputs(*arguments[:TENSORS]), Call.of_arguments(arguments[TENSORS:])
-    found, places = batch(run_operator, info, dims[:TENSORS], inputs, call)
+    inputs, call = _read(arguments)
+    if call.fusion is not None:
+        found, places = _batch_fused(info, dims[:TENSORS], tuple(dims[TENSORS]), inputs, call)
+    else:
+        found, places = batch(run_operator, info, dims[:TENSORS], inputs, call)
     return list(found), list(places)
 
 
@@ -193,4 +235,5 @@ def _backward_rule(info: Any, dims: tuple[Any, ...], *arguments: Any) -> tuple[O
 
 
 torch.library.register_vmap("scanops::scan", _rule, lib=LIBRARY)
+torch.library.register_vmap("scanops::fused", _rule, lib=LIBRARY)
 torch.library.register_vmap("scanops::scan_backward", _backward_rule, lib=LIBRARY)
