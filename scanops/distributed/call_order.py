@@ -13,7 +13,6 @@ import os
 import stat
 import tempfile
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -33,9 +32,8 @@ MEMORY = "/dev/shm"
 class CallOrder:
     """The calls that this rank and the others have made, of which each has to be the same on all."""
 
-    def __init__(self, group: Group, abandon: Callable[[], None]) -> None:
+    def __init__(self, group: Group) -> None:
         self.group, self.count = group, 0
-        self._abandon = abandon  # lets kernels of other ranks end their waits
         self._kept = share_words(group, NOTES)
         words = [(ctypes.c_uint64 * NOTES).from_address(each.data_ptr()) for each in self._kept]
         self._own = words[group.rank]
@@ -85,7 +83,7 @@ class CallOrder:
 
     def _fail(self, rank: int, number: int) -> None:
         """Let kernels of other ranks end their waits, and raise that the calls of this number differ."""
-        self._abandon()
+        self.group.ledger.abandon()
         own = self._calls[number % NOTES]
         self._failure = mismatch(f"{own.who}: ranks make different calls", own, self.group.rank, [rank])
         raise self._failure

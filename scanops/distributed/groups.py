@@ -11,7 +11,7 @@ import ctypes
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ from torch.compiler import is_compiling
 from torch.distributed.device_mesh import DeviceMesh
 
 from scanops.errors import PeerLost, PeerMismatch, UnsupportedRequest, format_value
+from scanops.requests.sharding import KernelLink
 from scanops.runtime import call_cache
 
 __all__ = [
@@ -45,9 +46,6 @@ _OWN_PROBLEMS = (
 )
 
 
-Held = TypeVar("Held")
-
-
 class Order(Protocol):
     """The order of calls, which exchanges are noted in."""
 
@@ -62,18 +60,17 @@ class Ledger:
         self.compared: set[int] = set()  # digests that all ranks have agreed on
         self.failure: PeerMismatch | None = None  # that was found after ranks had gone on
         self.order: Order | None = None  # in which all ranks make their calls; None before the first one in one pass
-        self._kept: dict[type, Any] = {}  # what other modules remember of the group, by its type
+        self.links: dict[torch.device, KernelLink | str] = {}  # of this rank to others, or why there is none
         self._lock = threading.Lock()  # held while this process exchanges something
         self._pinned: Tensor | None = None  # frames of the last exchange on a GPU
         self._arrived: Any = None
         self._compare: Callable[[Any], None] | None = None  # what reads them
 
-    def keep(self, kind: type[Held]) -> Held:
-        """Return the only object of a type that is kept for this process group."""
-        found = self._kept.get(kind)
-        if found is None:
-            found = self._kept.setdefault(kind, kind())
-        return found  # type: ignore[no-any-return]
+    def abandon(self) -> None:
+        """Let kernels of other ranks end their waits for this one."""
+        for link in self.links.values():
+            if not isinstance(link, str):
+                link.abandon()
 
     def take_turn(self, who: str) -> Ledger:
         """Let one thread at a time exchange something, in a ``with`` block. Raises UnsupportedRequest in another."""

@@ -42,19 +42,6 @@ __all__ = ["OnePass", "SharedFinal", "add_neutral_items", "find_link"]
 Outputs = tuple[Tensor, ...]
 
 
-class Links:
-    """The links of this rank, and what lets kernels of other ranks end their waits."""
-
-    def __init__(self) -> None:
-        self.by_device: dict[torch.device, Link | str] = {}  # or why ranks have none
-
-    def abandon(self) -> None:
-        """Let kernels of other ranks end their waits for this one."""
-        for link in self.by_device.values():
-            if isinstance(link, Link):
-                link.abandon()
-
-
 def find_link(scan: Prepared) -> Link | None:
     """Return the link of this rank to others, None where ranks have none: on several hosts, say.
 
@@ -62,12 +49,11 @@ def find_link(scan: Prepared) -> Link | None:
     a CUDA graph and, on all ranks, where there is no link and the call asks for one pass by name.
     """
     ledger, digest, device = scan.group.ledger, scan.message.digest, scan.device
-    links = ledger.keep(Links)
     if digest not in ledger.compared and is_captured(device):
         raise refuse_capture(scan.message.who)
-    if device not in links.by_device:
-        links.by_device[device] = _make_link(scan, device, links)
-    link = links.by_device[device]
+    if device not in ledger.links:
+        ledger.links[device] = _make_link(scan, device)
+    link = ledger.links[device]
     if isinstance(link, Link):
         ledger.compared.add(digest)
         return link
@@ -81,7 +67,7 @@ def find_link(scan: Prepared) -> Link | None:
     return None
 
 
-def _make_link(scan: Prepared, device: torch.device, links: Links) -> Link | str:
+def _make_link(scan: Prepared, device: torch.device) -> Link | str:
     """Return a link if every rank of the group is on this host and has made one, else the reason, on all ranks."""
     group, link = scan.group, None
     host = torch.tensor([digest_of(socket.gethostname())], device=device)
@@ -90,7 +76,7 @@ def _make_link(scan: Prepared, device: torch.device, links: Links) -> Link | str
     if bool((hosts != host).any()):
         return "its ranks are on several hosts"
     try:
-        order = group.ledger.order or CallOrder(group, links.abandon)
+        order = group.ledger.order or CallOrder(group)
         assert isinstance(order, CallOrder)
         link, problem = Link(group, device, order), ""
         link.reserve(1)
@@ -174,6 +160,9 @@ class OnePass:
         self.kind = kind = RequestKind(check_request(self._call, own))
         kind.is_cached = True
         self._keeps = saved_mask(kind, scan.needs)
+        # Where kernels read some tensors, the node saves all inputs, for derivatives of higher order.
+        there = (*[each is not None for each in kind.shapes], True, kind.indexed)
+        self.saves = kind.segmented or any(kept and given for kept, given in zip(self._keeps, there, strict=True))
         gradient = kind.request.operator.gradient
         reads_before = gradient is not None and gradient.saved == "before" and saved_mask(kind, self._own_needs)[4]
         reads_before = reads_before or (any(self._own_needs) and compares_rounded_results(kind))
@@ -213,11 +202,6 @@ class OnePass:
             entered = self._entered.read()
         return found if self._final is None else self._final.share(found), entered
 
-    @property
-    def follows(self) -> bool:
-        """Whether Python does something after the launch."""
-        return self._final is not None or self._reads_entered
-
     def compute(self, tensors: Tensors) -> tuple[Outputs, Tensors, tuple[int, int]]:
         """Return the outputs, what is saved in the order of nodes in C++, and the place of the call."""
         noted = self.note()
@@ -230,18 +214,6 @@ class OnePass:
         return outputs, (x, mask, gate, initial, y, None, starts, entered), noted
 
     # ---- backward
-
-    @property
-    def saves(self) -> bool:
-        """Whether the node saves tensors: where kernels read some, all inputs are for derivatives of higher order."""
-        there = (*[each is not None for each in self.kind.shapes], True, self.kind.indexed)
-        return self.kind.segmented or any(kept and given for kept, given in zip(self._keeps, there, strict=True))
-
-    @property
-    def saved_bits(self) -> int:
-        """What the node saves of x, mask, gate, initial, result, indices and starts, as bits."""
-        flags = (True, True, True, True, self._keeps[4], False, True) if self.saves else ()
-        return sum(flag << place for place, flag in enumerate(flags))
 
     def differentiate(self, saved: Tensors, grads: Tensors, noted: tuple[int, int]) -> Tensors:
         """Return the gradients as ``NAMES``."""
@@ -310,10 +282,12 @@ class OnePass:
         adjoints: tuple[native.CallGradient, ...] = ()
         if self.scan.recorded:
             self.adjoint = next(native.NUMBERS)
-            needs = sum(need << place for place, need in enumerate(self.scan.needs))
-            adjoints = (native.CallGradient(needs, self.adjoint, self.saved_bits, self, self.begin),)
+            # Of x, mask, gate, initial, result, indices and starts.
+            saves = (True, True, True, True, self._keeps[4], False, True) if self.saves else ()
+            needs, saved = (sum(flag << at for at, flag in enumerate(flags)) for flags in (self.scan.needs, saves))
+            adjoints = (native.CallGradient(needs, self.adjoint, saved, self, self.begin),)
         options = {**native.options_of(asked), **sharding._asdict(), "function": self.scan.message.who}
-        link = native.LinkedCall(self.note, self.finish if self.follows else None)
+        link = native.LinkedCall(self.note, self.finish if self._final is not None or self._reads_entered else None)
         native.register_call(options, given, launcher, final=self.scan.shard.final, adjoints=adjoints, link=link)
 
 

@@ -18,7 +18,7 @@ import scanops
 import scanops.distributed as sd
 from scanops.distributed import call_order, exchange, links, prepared
 from scanops.distributed.groups import group_of
-from scanops.distributed.onepass import Links, OnePass
+from scanops.distributed.onepass import OnePass
 from scanops.errors import MissingKernel, PeerLost, PeerMismatch, UnsupportedRequest
 from scanops.runtime import native
 
@@ -222,7 +222,7 @@ def derivatives_of_served_calls(rank: int) -> None:
         for _ in range(2):  # which saves nothing
             (found,) = torch.autograd.grad(total, own[1], torch.ones_like(total))
             assert torch.equal(found, torch.full((3, 1), 3.0 - rank, dtype=torch.float64))
-        (link,) = group_of(None).ledger.keep(Links).by_device.values()
+        (link,) = group_of(None).ledger.links.values()
         assert link is not None
         words = link.half
         many = torch.ones(words + 1, 1)
@@ -467,7 +467,7 @@ def errors_of_one_rank(rank: int) -> None:
             sd.cumsum(own, 1, method="onepass", group=group)
             dist.barrier()
             if finished:
-                (link,) = group_of(group).ledger.keep(Links).by_device.values()
+                (link,) = group_of(group).ledger.links.values()
                 assert link is not None
                 link._memories[-1].own[0] = finished << 32 if finished < 2**31 else (finished << 32) - 2**64
                 dist.barrier()
