@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import scanops
 import scanops.distributed
@@ -59,6 +60,20 @@ def test_equal_arguments_of_scans_have_one_description() -> None:
             assert "``scanops.cumsum``" in (inspect.getdoc(PUBLIC[name]) or "")
             shared = rows(scanops.cumprod)
             assert [key for key in found if key in shared and key not in own and found[key] != shared[key]] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "keyword"),
+    [("cumsum", "revers"), ("cumprod", "map"), ("linear_scan", "chunk"), ("cummax", "dtype"), ("scan", "spans")],
+)
+def test_keywords_that_a_scan_does_not_have(name: str, keyword: str) -> None:
+    """Python's own error names the public function, on each of its paths."""
+    x = torch.ones(3)
+    first = {"linear_scan": (x, x), "scan": (x, "max")}.get(name, (x,))
+    functions = ({}, {"then": torch.sub}) if name == "scan" else ({},)
+    for each in functions:
+        with pytest.raises(TypeError, match=rf"^{name}\(\) got an unexpected keyword argument '{keyword}'$"):
+            getattr(scanops, name)(*first, 0, **each, **{keyword: torch.float32 if keyword == "dtype" else 2})
 
 
 PROGRAM = """
