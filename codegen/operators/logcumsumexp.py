@@ -75,20 +75,18 @@ _GRADIENT = Operator(
     lift=("v", "x", "g", "m"),
     append=(
         "newer.high",
-        "newer.value + older.value * (newer.high == older.high ? 1 : near_exp(newer.high, older.high))",
+        "fma(older.value, near_ratio(newer.high, older.high), newer.value)",
         "newer.item",
         "newer.keep",
     ),
     combine=(
         "newer.high == infinity() ? older.high : newer.high",
-        "newer.value + older.value * (newer.high == infinity() || newer.high == older.high"
-        " ? 1 : near_exp(newer.high, older.high))",
+        "fma(older.value, newer.high == infinity() ? 1 : near_ratio(newer.high, older.high), newer.value)",
         "newer.item",
         "newer.keep",
     ),
     identity=("highest", "0", "0", "0"),
-    project="state.keep && state.item != -infinity()\n"
-    "        ? state.value * (state.item == state.high ? 1 : near_exp(state.item, state.high)) : 0",
+    project="state.keep && state.item != -infinity() ? state.value * near_ratio(state.item, state.high) : 0",
     **BACKWARD,
     costly=True,
     start=(0, 0, 0, 0),
@@ -107,16 +105,15 @@ ROWS = (
         lift=("x", "0"),
         append=(
             "fmax(older.high, newer.high)",
-            "fma(older.rest, newer.high > older.high ? ratio(older.high, newer.high) : 1,\n"
-            "        ratio(older.high, newer.high))",
+            "add_term(older.rest, newer.high > older.high, ratio(older.high, newer.high))",
         ),
         extend=("older.high", "older.rest + near_exp(newer.high, older.high)"),
         holds=("true", "state.rest < 0x1p64f"),
         settle=("state.high", "state.rest"),
         behind=(
             "older.rest < 0 ? newer.high : older.high",
-            "fma(exp(newer.high - (older.rest < 0 ? newer.high : older.high)), newer.rest,\n"
-            "        older.rest + exp(newer.high - (older.rest < 0 ? newer.high : older.high)))",
+            "fma(exp_difference(newer.high, older.rest < 0 ? newer.high : older.high), newer.rest,\n"
+            "        older.rest + exp_difference(newer.high, older.rest < 0 ? newer.high : older.high))",
         ),
         quick=(
             "first.rest >= 0x1p-6f && 16 * (state.rest - first.rest) <= 1 + first.rest",
@@ -129,6 +126,7 @@ ROWS = (
         ),
         identity=("lowest", "-1"),
         project="plus_log(state.high, state.rest)",
+        carried="plus_carried_log(state.high, state.rest)",
         resume=("x", "0"),
         kinds=("float", "complex"),
         gives="kept",
@@ -160,6 +158,7 @@ ROWS = (
                     "        : newer.rest + (Value{1, 0} + older.rest) * exp_difference(older.high, newer.high)",
                 ),
                 "project": "both_nan(state.high + log1p(state.rest))",
+                "carried": "",
                 "kinds": ("complex",),
                 "step": _of_complex,
             },

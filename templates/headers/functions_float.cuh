@@ -9,8 +9,22 @@ __device__ __forceinline__ Value ratio(Value a, Value b) {  // exp(min(a, b) - m
     return exp(a == b ? 0 : -fabs(a - b));
 }
 
+// The sum of the terms beside the greatest, in fractions of it, with one more: `ratio` is the lesser of the new term and
+// the greatest so far, in fractions of the other. As an argument it is computed once, and without a branch.
+__device__ __forceinline__ Value add_term(Value rest, bool exceeds, Value ratio) {
+    return fma(rest, exceeds ? ratio : 1, ratio);
+}
+
+__device__ __forceinline__ Value exp_difference(Value a, Value b) { return exp(a - b); }
+
 // exp(a - b) with a relative error of about (2 + 0.6 |a - b|) 2^-23.
 __device__ __forceinline__ Value near_exp(Value a, Value b) { return exp2_of((a - b) * 1.44269504f); }
+
+// near_exp(a, b), and 1 for equal infinities.
+__device__ __forceinline__ Value near_ratio(Value a, Value b) {
+    const Value of_others = near_exp(a, b);
+    return a == b ? 1 : of_others;
+}
 
 // high + log(1 + rest). With 1 + rest = 2^k (1 + f), -0.25 <= f < 0.5: the polynomial of log(1 + f) has a relative
 // error of at most 2.8e-8. The logarithm of 0 is arbitrary and finite: it is added to an infinity.
@@ -37,6 +51,8 @@ __device__ __forceinline__ Value plus_log(Value high, Value rest) {
         return sum + (fma(f * f, p, f) + fmin(lost, (Value)1));  // NaN beside an infinity
     }
 }
+
+__device__ __forceinline__ Value plus_carried_log(Value high, Value rest) { return plus_log(high, rest); }
 
 // log(1 + r) / r for 0 <= r <= 1/16, with a relative error of at most 4.2e-8.
 __device__ __forceinline__ Value near_log(Value r) {
