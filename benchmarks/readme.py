@@ -138,6 +138,23 @@ def known_table() -> list[str]:
     return [f"{sources}.", "", *markdown(["call", *names], rows, texts=1)]
 
 
+def peers_table() -> list[str]:
+    """Return what docs/benchmarks.md says of published kernels: microseconds, and what has no figure, for each card."""
+    lines: list[str] = []
+    for path in sorted(RESULTS.glob("peers_*.jsonl")):
+        found, missing, given = list[Sequence[str]](), dict[str, str](), lines_of(path.stem)
+        for row in given:
+            missing |= {f"{row['scan']}: {name}": reason for name, reason in row["missing"].items()}
+            for way, us in row["us"].items():
+                others = [f"{name} {time:.1f}" for name, time in us.items() if name != "scanops"]
+                if others:
+                    found.append([f"{row['scan']}, {way}", f"{us['scanops']:.1f}", ", ".join(others)])
+        lines += [f"{_source(given[0])}, microseconds.", ""]
+        lines += [*markdown(["scan", "scanops", "peers"], found, texts=1), ""]
+        lines += [f"- No figure for {name}: {reason}." for name, reason in missing.items()]
+    return lines
+
+
 def of_four(row: Row) -> float:
     """Return the speed of a sharded scan by its faster method, as a fraction of four times that of one GPU."""
     times = [row[name] for name in ("onepass_ms", "twopass_ms") if row.get(name)]
@@ -344,7 +361,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     document = results()
     page = PAGE.read_text(encoding="utf-8")
     parts = {"cells": table(document), "variants": variants_table(), "builds": builds_table()}
-    parts |= {"random": random_tables(), "known": known_table()}
+    parts |= {"random": random_tables(), "known": known_table(), "peers": peers_table()}
     parts |= {name: workloads_table(f"{name}_h200") for name in ("workloads", "fusion")}
     for name, lines in parts.items():
         page = _fill(page, name, lines)
