@@ -155,7 +155,8 @@ def _takes_registers(spec: ScanSpec) -> bool:
     small = {*spec.result_bytes} == {spec.out.bytes} and spec.out.bytes < INT_BYTES
     long = column_tile.is_gradient(spec) and spec.capacity > LONGEST_GRADIENT
     most = MOST_PAIR_COLUMNS if column_tile.is_pair(spec) else MOST_HALF_COLUMNS
-    narrow = column_tile.column_width(spec) > 1 and spec.inner <= most
+    spills = spec.operator.costly and not column_tile.is_gradient(spec)  # wider tiles, with as many columns a thread
+    narrow = column_tile.column_width(spec) > 1 and (spec.inner <= most or spills)
     return small and narrow and not long
 
 
