@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from scanops.codegen.operators import OPERATORS
 from scanops.errors import UnsupportedRequest
 from scanops.requests.call import Call
 from scanops.requests.checks import check_readable, check_tensor, number_tensor, whole_dim
+from scanops.requests.constants import make_constant
 from scanops.requests.packed_sequences import is_jagged
 from scanops.requests.promotion import multiplies, promote_scalars, result_dtype, scalar_dtype
 from scanops.requests.request import Inputs, Tensors
@@ -119,7 +121,8 @@ def _gate_of_number(
     if is_compiling():  # the number may be a symbol, which cannot be checked
         gate = torch.full((), a, dtype=wide, device=b.device)
     else:
-        gate = number_tensor("linear_scan", "a", a, wide, b.device)
+        made = partial(number_tensor, "linear_scan", "a", a, wide, b.device)
+        gate = make_constant(made, b.device, repr(kind(a)), wide)
     return gate, result if dtype is None and out is None else dtype
 
 

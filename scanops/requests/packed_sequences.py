@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -14,6 +15,7 @@ from scanops.codegen.operators import find_operator
 from scanops.errors import UnsupportedRequest
 from scanops.requests.call import Call
 from scanops.requests.checks import check_dim, check_operand, check_out, check_tensor
+from scanops.requests.constants import make_constant
 from scanops.requests.geometry import carry_shape
 from scanops.requests.request import Inputs
 from scanops.requests.segments import MAX_CHUNK, check_chunk, make_line_offsets
@@ -59,7 +61,8 @@ def split_chunks(call: Call, inputs: Inputs, outs: Outs) -> PlainCall:
         return plain._replace(call=chunked)
     if offsets is not None or length % min(chunk, max(1, length)):
         if offsets is None and not (is_compiling() and type(x) is Tensor):  # else where the operator is computed
-            plain = plain._replace(inputs=Inputs(x, mask, offsets=make_line_offsets(x, dim)))
+            offsets = make_constant(partial(make_line_offsets, x, dim), x.device, "offsets", length)
+            plain = plain._replace(inputs=Inputs(x, mask, offsets=offsets))
         return plain._replace(call=chunked)
     if length <= chunk:
         return plain
