@@ -113,25 +113,25 @@ class SharedFinal:
         return self._add_up(gradient)[0]  # type: ignore[return-value]
 
     def _record_spread(self, tape: Tape, final: Tensor | None) -> Tensors:
-        (own,) = tape.call(self._widen, final)
+        own = tape.apply(self._widen, final)
         (bits,) = call_programs.scan(tape, self._call_of_bits, own, None, None, None, None, None)
         return tape.call(lambda bits: (bits.to(self._narrow).view(self.carry).view(self.lines),), bits)
 
-    def _widen(self, final: Tensor | None) -> Outputs:
+    def _widen(self, final: Tensor | None) -> Tensor:
         if final is None:
-            return (torch.zeros((1, self.lines.numel()), dtype=self._bits, device=self.link.device),)
-        return (final.reshape(1, -1).view(self._narrow).to(self._bits),)
+            return torch.zeros((1, self.lines.numel()), dtype=self._bits, device=self.link.device)
+        return final.reshape(1, -1).view(self._narrow).to(self._bits)
 
     def _record_add_up(self, tape: Tape, gradient: Tensor | None) -> Tensors:
-        (own,) = tape.call(self._align, gradient)
+        own = tape.apply(self._align, gradient)
         (total,) = call_programs.scan(tape, self._call_of_gradients, own, None, None, None, None, None)
         return tape.call(lambda total: (total.view(self.lines),), total)
 
-    def _align(self, gradient: Tensor | None) -> Outputs:
+    def _align(self, gradient: Tensor | None) -> Tensor:
         if gradient is None:
-            return (torch.zeros((1, self.lines.numel()), dtype=self.carry, device=self.link.device),)
+            return torch.zeros((1, self.lines.numel()), dtype=self.carry, device=self.link.device)
         gradient = gradient.to(self.carry).resolve_neg().contiguous().view(1, -1)
-        return (gradient.clone() if gradient.data_ptr() % ALIGNMENT else gradient,)
+        return gradient.clone() if gradient.data_ptr() % ALIGNMENT else gradient
 
 
 class OnePass:

@@ -41,11 +41,12 @@ __all__ = [
     "back_over_ranks",
     "call_of_entry",
     "call_of_pairs",
-    "find_entries",
+    "find_slopes",
     "finish",
     "fold_indices",
     "fold_recorded",
     "is_reducible",
+    "product_of_gates",
     "record_with",
     "shard_of",
     "split_gradients",
@@ -138,7 +139,7 @@ class Shard:
 
     @property
     def backward_model(self) -> list[tuple[torch.Size, torch.dtype]]:
-        """Shape and dtype of each tensor of ``find_entries``."""
+        """Shape and dtype of each tensor of the states that ranks exchange backward."""
         if self.is_paired:
             return [(self.lines, torch.complex128)]
         return [(self.lines, each) for each in (self.carry, *[self.of_slopes] * self.has_slopes)]
@@ -273,7 +274,7 @@ def totals(shard: Shard, *, recorded: bool = False) -> States:
         states = scan_local(replace(call, exclusive=False, final=True), x, mask=mask, gate=gate, starts=starts)
         found = (states[1].to(carry),)
     if gate is not None:
-        found = (*found, _product_of_gates(shard))
+        found = (*found, product_of_gates(shard))
     if is_paired:
         value, product = found
         return (torch.complex(value.double(), product),)
@@ -372,7 +373,8 @@ def is_reducible(shard: Shard) -> bool:
     return shard.row.name in REDUCED and shard.length > 0 and not narrow and shard.tensors.x.dtype == shard.result
 
 
-def _product_of_gates(shard: Shard) -> Tensor:
+def product_of_gates(shard: Shard) -> Tensor:
+    """Return the product of the gates of each line, which is finite."""
     x, mask, gate, *_ = shard.tensors
     assert gate is not None
     gate = gate.expand(x.shape)
@@ -407,37 +409,16 @@ def _last_of(shard: Shard) -> States:
 # ---- backward
 
 
-def find_entries(
-    shard: Shard,
-    grad: Tensor,
-    before: Tensor | None,
-    total: States,
-    pull_back: Callable[[Tensor], Tensor],
-) -> States:
-    """Return the states that ranks exchange backward, as ``Shard.backward_model`` describes them, one per line.
-
-    The gradient of the carry-in ``before``, from that of the shard's own results; unless it is 1 also the derivative of
-    the carry-out by the carry-in, from the states ``total`` of the shard. ``pull_back`` differentiates the scan by its
-    carry-in. Two passes come here where there are slopes that the kernel of ``call_of_entry`` does not compute.
-    """
-    if before is None:  # nothing reads them
-        zero = torch.zeros(shard.lines, dtype=shard.backward_model[0][1], device=grad.device)
-        return (zero,) if shard.is_paired else (zero, torch.ones_like(zero, dtype=shard.of_slopes))
-    if shard.is_paired:
-        return (torch.complex(pull_back(grad).double(), _product_of_gates(shard)),)
-    return pull_back(grad).to(shard.carry), _find_slopes(shard, total, before)
-
-
 def split_gradients(shard: Shard, states: States) -> tuple[Tensor, Tensor | None]:
-    """Return the gradients of carries-in of the states of ``find_entries``, and slopes where they are not 1."""
+    """Return the gradients of carries-in of the states of ``Shard.backward_model``, and slopes where they are not 1."""
     if shard.is_paired:
         entries, slopes = torch.view_as_real(states[0]).unbind(-1)
         return entries, slopes
     return states[0], states[1] if shard.has_slopes else None
 
 
-def _find_slopes(shard: Shard, total: States, before: Tensor) -> Tensor:
-    """The derivative of the shard's carry-out by its carry-in, conjugated as gradients are, one per line."""
+def find_slopes(shard: Shard, total: States, before: Tensor) -> Tensor:
+    """Return the derivative of the shard's carry-out by its carry-in, conjugated as gradients are, one per line."""
     value, product, begins = split_states(shard, total)
     if product is not None:
         found = product.conj()

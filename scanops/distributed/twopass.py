@@ -124,7 +124,7 @@ class TwoPass:
             of_ranks = tape.apply(partial(_convert, self._fold_carry), initial)
         after = places = None
         if row.indices:
-            after, places = tape.call(self._fold_indices, *states, of_ranks, begins)
+            after, places = tape.call(partial(shards.fold_indices, shard), *states, of_ranks, begins)
         elif shard.final or self._layout.positions != (0,):
             over = shards.over_ranks(shard, reverse=self._is_backwards)
             value, other, flags = states
@@ -135,7 +135,7 @@ class TwoPass:
             if position:
                 before = tape.apply(partial(_take, self._place(position - 1), shard.carry), after)
             elif initial is not None and scan.is_first:
-                before = tape.apply(partial(_spread, shard.lines, shard.carry), initial)
+                before = tape.apply(lambda each: each.to(shard.carry).expand(shard.lines).contiguous(), initial)
             if row.indices:
                 results.append(tape.call(partial(self._finish, position), *part, before, places, begins))
             else:
@@ -143,11 +143,11 @@ class TwoPass:
             befores.append(before)
         outputs = results[0]
         if len(results) > 1:
-            join = partial(_join, shard.call.dim)
-            outputs = tuple([tape.apply(join, *each) for each in zip(*results, strict=True)])
+            each_of = zip(*results, strict=True)
+            outputs = tuple([tape.apply(lambda *each: torch.cat(each, shard.call.dim), *each) for each in each_of])
         if shard.final:
-            copy = partial(_copy, self._place(len(self._layout.rows) - 1), shard.carry)
-            outputs = (*outputs, tape.apply(copy, after))
+            last = self._place(len(self._layout.rows) - 1)
+            outputs = (*outputs, tape.apply(lambda after: after[last].to(shard.carry, copy=True), after))
         if not scan.recorded or shard.is_plain_sum:
             return outputs
         return (*outputs, *self._list_saved((x, mask, gate, starts), befores, results, totals))
@@ -214,11 +214,6 @@ class TwoPass:
             self.scan.check_offsets(offsets, lengths)
         (begins,) = self._find_starts(lengths)
         return self.scan.place_flags(x, offsets, begins), begins
-
-    def _fold_indices(
-        self, value: Tensor, indices: Tensor, flags: Tensor | None, initial: Tensor | None, begins: Tensor
-    ) -> Tensors:
-        return shards.fold_indices(self._shard, value, indices, flags, initial, begins)
 
     def _finish(self, position: int, *given: Tensor | None) -> Tensors:
         """Return values and indices of a span."""
@@ -291,7 +286,8 @@ class TwoPass:
         of_line = None
         if finals is not None:
             assert entries is not None
-            of_line = tape.apply(partial(_add_up, entries.dtype), finals)
+            dtype = entries.dtype
+            of_line = tape.apply(lambda finals: finals.sum(0, dtype=dtype), finals)
         over = shards.back_over_ranks(shard, reverse=not self._is_backwards)
         (after,) = call_programs.scan(tape, over, entries, None, slopes, None, None, of_line)
         of_initial = tape.apply(partial(_take, self._place(0), shard.carry), after)
@@ -322,7 +318,7 @@ class TwoPass:
         return (*whole, of_initial)
 
     def _find_entries(self, tape: Tape, span: int, piece: Tensor | None, part: Tensors, kept: Tensors) -> Tensors:
-        """Return the states of ``shards.find_entries`` of a span."""
+        """Return the states of a span that ranks exchange, as ``Shard.backward_model`` describes them."""
         shard, dim = self._shard.valued, self._shard.call.dim
         assert piece is not None
         if not shard.has_slopes:
@@ -336,17 +332,20 @@ class TwoPass:
         return tape.call(partial(self._compute_entries, span), piece, *part, *kept)
 
     def _compute_entries(self, span: int, piece: Tensor, *given: Tensor | None) -> Tensors:
+        """Return the gradient of the carry-in of a span from that of its results, and how its carry-out follows."""
         part, (before, results, *total) = given[:4], given[4:]
-        valued = self.scan.shard_of(*part).valued
+        shard, of_span = self.scan.shard_of(*part).valued, self._spans[span]
+        if before is None:  # nothing reads them
+            zero = torch.zeros(shard.lines, dtype=shard.backward_model[0][1], device=piece.device)
+            return (zero,) if shard.is_paired else (zero, torch.ones_like(zero, dtype=shard.of_slopes))
         if self._shard.row.indices:
             del total[1:2]
-
-        def pull_back(piece: Tensor) -> Tensor:
-            saved = self._list_read(self._spans[span], part, before, results)
-            found = self._spans[span].pull_back(piece, None, saved, self.scan.policy)[3]
-            return self._zeros() if found is None else found
-
-        return shards.find_entries(valued, piece, before, tuple(total), pull_back)  # type: ignore[arg-type]
+        saved = self._list_read(of_span, part, before, results)
+        entry = of_span.pull_back(piece, None, saved, self.scan.policy)[3]
+        entry = self._zeros() if entry is None else entry
+        if shard.is_paired:
+            return (torch.complex(entry.double(), shards.product_of_gates(shard)),)
+        return entry.to(shard.carry), shards.find_slopes(shard, tuple(total), before)  # type: ignore[arg-type]
 
     def _pull_back(self, span: int, piece: Tensor, into: Tensor, *given: Tensor | None) -> Tensors:
         """Return the gradients of x, mask and gate of a span, from those of its results and its carry-out."""
@@ -387,22 +386,6 @@ def _convert(dtype: torch.dtype, tensor: Tensor) -> Tensor:
 def _take(place: int, dtype: torch.dtype, states: Tensor) -> Tensor:
     found = states[place]
     return found if found.dtype == dtype else found.to(dtype)
-
-
-def _copy(place: int, dtype: torch.dtype, states: Tensor) -> Tensor:
-    return states[place].to(dtype, copy=True)
-
-
-def _spread(lines: torch.Size, dtype: torch.dtype, initial: Tensor) -> Tensor:
-    return initial.to(dtype).expand(lines).contiguous()
-
-
-def _add_up(dtype: torch.dtype, states: Tensor) -> Tensor:
-    return states.sum(0, dtype=dtype)
-
-
-def _join(dim: int, *pieces: Tensor) -> Tensor:
-    return torch.cat(pieces, dim)
 
 
 def _join_gradients(dim: int, rank: int, operand: Tensor | None, *pieces: Tensor) -> Tensor:

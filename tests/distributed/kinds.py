@@ -189,7 +189,7 @@ def one_thread_after_another(rank: int, group: Group) -> None:
 
 def problems_before_the_exchange(rank: int, meet: Group, groups: Sequence[Group]) -> None:
     """A rank that cannot compute its states raises its error; for it the others wait as long as the group says."""
-    for fails, pair in zip(("totals", "find_entries"), groups, strict=True):
+    for fails, pair in zip(("totals", "find_slopes"), groups, strict=True):
         dist.barrier(group=meet)
         x = torch.ones(2, 3, requires_grad=True)
         y = sd.cumprod(x, 1, group=pair)

@@ -68,7 +68,7 @@ def test_recurrences_read_their_gates_twice(
         raise AssertionError("gates are read once more")
 
     monkeypatch.setattr(Launcher, "__call__", count)
-    monkeypatch.setattr(shards, "_product_of_gates", fail)
+    monkeypatch.setattr(shards, "product_of_gates", fail)
     make = torch.Generator().manual_seed(0)
     a, b, gy = (torch.rand(shape, generator=make) for _ in range(3))
     a = 0.8 + 0.2 * a
