@@ -243,10 +243,10 @@ class OnePass:
     ) -> tuple[Tensor | None, ...]:
         """Return the gradients as ``NAMES``.
 
-        ``given`` is as in ``backward_pass``, without offsets; ``entered``: the carry-in that reached this rank. The
+        ``given`` is as in ``backward_pass``, with no offsets; ``entered``: the carry-in that reached this rank. The
         pass has begun unless it is recorded itself.
         """
-        grad, of_final, x, mask, gate, initial, y, indices, starts = given
+        grad, of_final, x, mask, gate, initial, y, indices, starts, *_ = given
         if torch.is_grad_enabled():
             grads = (self._gradient_or_zeros(grad), of_final)[: 1 + self.scan.shard.final]
             likes = (self._like_x, None, None, self.scan.like_initial if self.scan.needs[3] else None)
@@ -260,7 +260,8 @@ class OnePass:
             found, recipe = backward_pass(self.kind, self._own_needs, passed, policy)
         if recipe is not None and self.adjoint is not None:
             begin = initial if entered is None else entered
-            native.register_gradient(self.adjoint, (grad, of_final, x, mask, gate, begin, y, indices, starts), recipe)
+            read_by_cpp = (grad, of_final, x, mask, gate, begin, y, indices, starts, None)
+            native.register_gradient(self.adjoint, read_by_cpp, recipe)
         of_initial = found[3]
         if self.scan.needs[3] and of_initial is None:
             shape, dtype = self.scan.like_initial or ((), None)

@@ -25,8 +25,7 @@ def register(asked: Call, given: Inputs, known: call_cache.CachedLaunch) -> None
     call = known.kind.request.call
     if call.per_segment or call.link is not None or not _should_register(known):
         return
-    forward_only = call.complete or given.offsets is not None
-    parts = () if forward_only else _list_gradients(known.kind, given)
+    parts = () if call.complete else _list_gradients(known.kind, given)
     options = native.options_of(asked)
     native.register_call(options, given, known.launcher, final=call.final, adjoints=parts)
 
@@ -85,8 +84,8 @@ class GradientFromPython:
         self.number = next(native.NUMBERS)
 
     def __call__(self, policy: str | None, given: Tensors) -> Tensors:
-        """Return the gradients as ``NAMES``; ``given`` is as in ``backward_pass``, without offsets."""
-        found, recipe = backward_pass(self._kind, self._needs, (*given, None), policy)
+        """Return the gradients as ``NAMES``; ``given`` is as in ``backward_pass``."""
+        found, recipe = backward_pass(self._kind, self._needs, given, policy)
         if recipe is not None and given[0] is not None:
             native.register_gradient(self.number, given, recipe)
         return found
@@ -102,7 +101,7 @@ def _list_gradients(kind: RequestKind, inputs: Inputs) -> tuple[native.CallGradi
     for needs in itertools.product(*((False, True) if wanted else (False,) for wanted in may)):
         if any(needs):
             part = GradientFromPython(kind, needs)
-            saves = _bits((*saved_mask(kind, needs), True))  # starts are saved
+            saves = _bits((*saved_mask(kind, needs), True, True))  # starts and offsets are saved
             found.append(native.CallGradient(_bits(needs), part.number, saves, part))
     return tuple(found)
 

@@ -3,8 +3,8 @@
 A table in C++ has the keys of ``scanops.runtime.call_cache``: the call, and dtype, sizes, strides, device and 16-byte
 alignment of each tensor. Python fills it: ``register_call`` is given a call that was served before, so that every check
 has passed and every error is Python's. A miss goes to Python, and so does what a key cannot hold: modes, transforms,
-forward differentiation, ``out=``, a number as carry-in, carries of segments, stand-ins, and gradients of complete scans
-and of segments by offsets. The values of offsets are no part of a key: Python checks them where C++ has not seen them.
+forward differentiation, ``out=``, a number as carry-in, carries of segments, stand-ins, gradients of complete scans.
+Values of offsets are no part of a key: Python checks them where C++ has not seen them.
 
 Functions of a fused scan are known by what they read (``scanops.fusion.trace_keys``), which C++ reads at each call.
 
@@ -252,24 +252,20 @@ def find_patch(name: str, overload: str, key: str) -> Patch | None:
 def register_gradient(number: int, tensors: Tensors, recipe: Recipe) -> None:
     """Let C++ run backward passes like this one, which followed ``recipe``, if that is kernels of its own only.
 
-    ``tensors``: the gradients of result and carry-out, then ``SavedTensors`` but for offsets, of which C++ has none.
+    ``tensors``: the gradients of result and carry-out, then ``SavedTensors``.
     """
     if not should_register(recipe):
         return
-    # A tape holds no tensor at 0, then these tensors and offsets, then the results of each step.
-    places, end = [*range(1, 1 + len(tensors))], 3 + len(SavedTensors._fields)
+    # A tape holds no tensor at 0, then these tensors, then the results of each step.
+    places, end = [*range(1, 1 + len(tensors))], 1 + len(tensors)
     first, launches = end, []
     for _, reads, launcher in recipe.steps:
         if launcher is None or not launcher.own:
             return
-        read = [reads[place] for _, place, _ in launcher.reads]
-        if not set(places).issuperset(read):
+        if not set(places).issuperset(reads[place] for _, place, _ in launcher.reads):
             return
-        launches.append(
-            NativeLaunch(
-                launcher.template, tuple((which, places.index(at), 0) for which, at in enumerate(read)), launcher
-            )
-        )
+        read = tuple((n, places.index(reads[place]), skip) for n, (_, place, skip) in enumerate(launcher.reads))
+        launches.append(NativeLaunch(launcher.template, read, launcher))
         places += range(end, end + len(launcher.places))
         end += len(launcher.places)
     gradient = tensors[0]

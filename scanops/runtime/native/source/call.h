@@ -25,12 +25,12 @@ using Key = c10::SmallVector<int64_t, 64>;
 using Operands = c10::SmallVector<at::Tensor, 12>;
 
 // What a call reads and what its gradient may read, then its options, by the names in kNames. Of the first kNeeds a
-// gradient may be wanted. Behind them are offsets, and among the operands the further tensors of a fused scan, of whose
-// calls no gradient is computed here; behind `chunk` is what other calls than those of one tensor are known by.
+// gradient may be wanted. Behind them are, among the operands, the further tensors of a fused scan, of whose calls no
+// gradient is computed here; behind `chunk` is what other calls than those of one tensor are known by.
 enum Field : size_t {
     kX, kMask, kGate, kInitial, kNeeds,
-    kY = kNeeds, kIndices, kStarts, kSaved,
-    kOffsets = kSaved, kFurther, kOptions = kFurther,
+    kY = kNeeds, kIndices, kStarts, kOffsets, kSaved,
+    kFurther = kSaved, kOptions = kFurther,
     kOp = kOptions, kDim, kReverse, kExclusive, kFinal, kDtype, kAccumulate, kComplete, kChunk,
     kMap, kThen, kFunction, kMethod, kSpans, kGroup, kFields
 };
