@@ -35,6 +35,7 @@ from scanops.fusion.trace_keys import key_of
 from scanops.fusion.tracing import OPERATION_NAMES, apply_operation
 from scanops.ops import schema
 from scanops.requests import checks
+from scanops.requests.constants import make_constant
 from scanops.requests.segments import check_offsets, flags_along
 from scanops.requests.torch_state import is_symbol
 
@@ -468,7 +469,10 @@ def _cumsum(
     _check_memory(who, "the input", x, tuple(x.shape), dim)
     weight = None if scale is None else _check_factor(who, "scale", scale, x, ())
     if isinstance(weight, int | float):
-        weight = torch.full((), weight, dtype=torch.float64, device=x.device)
+        is_single = x.is_floating_point() and torch.float64 not in (x.dtype, dtype)
+        wide = torch.float32 if is_single else torch.float64  # that products are computed in
+        made = functools.partial(torch.full, (), weight, dtype=wide, device=x.device)
+        weight = make_constant(made, x.device, repr(float(weight)), wide)
     dtype = x.dtype if dtype is None else dtype
     return api.cumsum(x, dim, mask=weight, chunk=chunk, reverse=reverse, offsets=cu_seqlens, dtype=dtype)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from scanops.ops import schema
 from scanops.ops.native_calls import register_functions
 from scanops.requests import checks
 from scanops.requests.call import Call
+from scanops.requests.constants import make_constant
 from scanops.requests.fused import broadcast_shape
 from scanops.requests.placement import OPEN
 from scanops.requests.request import Inputs, check_fused
@@ -94,7 +96,10 @@ def scan_fused(
         dims = [] if sum is None else [int(each) for each in (sum if isinstance(sum, tuple | list) else (sum,))]
         start: Any = initial
         if initial is not None and not isinstance(initial, torch.Tensor):
-            start = torch.full((), start, dtype=getattr(torch, carry_of(text)), device=tensors[0].device)
+            carry, device = getattr(torch, carry_of(text)), tensors[0].device
+            start = make_constant(
+                partial(torch.full, (), start, dtype=carry, device=device), device, repr(start), carry
+            )
         x, *further = tensors
         segments = (None, None) if flags is not None else (starts, offsets)
         settled: dict[str, Any] = {"reverse": reverse, "exclusive": exclusive, "any_length": any_length}
