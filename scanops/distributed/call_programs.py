@@ -6,7 +6,7 @@ from what equal calls have in common, so a program that is repeated decides noth
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from torch import Tensor
@@ -22,7 +22,7 @@ from scanops.runtime import call_cache, native
 from scanops.runtime.launcher import Launcher
 from scanops.runtime.recipes import Recipe, Tape
 
-__all__ = ["CallProgram", "find_launcher", "scan"]
+__all__ = ["CallProgram", "find_launcher", "record", "scan"]
 
 
 class CallProgram:
@@ -45,12 +45,18 @@ class CallProgram:
         recipe = self._recipe
         if recipe is not None and self._generation == native.generation():
             return recipe.again(given)[:-2]  # type: ignore[arg-type]
-        generation, tape = native.generation(), Tape(given)  # type: ignore[arg-type]
-        found = self._record(tape, *given)
-        # An itemgetter returns no tuple for one position. Calls that are listed are looked up every time.
-        self._recipe = None if recording.OPEN else tape.recipe((*found, None, None))
+        generation = native.generation()
+        found, recipe = record(self._record, given)
+        self._recipe = None if recording.OPEN else recipe  # calls that are listed are looked up every time
         self._generation = generation
         return found
+
+
+def record(compute: Callable[..., Tensors], given: Sequence[object]) -> tuple[Tensors, Recipe | None]:
+    """Return what ``compute(tape, *given)`` returns, and the recipe of its steps, which returns two None more."""
+    tape = Tape(given)  # type: ignore[arg-type]
+    found = compute(tape, *given)
+    return found, tape.recipe((*found, None, None))  # an itemgetter returns no tuple for one position
 
 
 def scan(tape: Tape, call: Call, *tensors: object) -> Tensors:

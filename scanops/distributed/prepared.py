@@ -43,6 +43,7 @@ class Prepared:
     needs: Needs  # which gradients are wanted of such a call
     method: str = "twopass"  # or "onepass"
     is_asked: bool = False  # whether the call names the method
+    is_cached: bool = False  # whether the call cache holds it
     policy: str | None = None  # of the block that the call is in, which its backward passes go by
 
     @lazy

@@ -48,7 +48,7 @@ def scan_sharded(who: str, call: Call, given: Inputs, asked: Call | None = None)
     if served is None:
         served = ServedCall(prepare(who, call, given)[0], call, asked)
         if key is not None:
-            call_cache.remember(call_cache.PREPARED, key, served)
+            served.scan.is_cached = call_cache.remember(call_cache.PREPARED, key, served)
     if not served.is_alone and is_captured(given.x.device):
         group.check_captured(who)
     return served.run(given)

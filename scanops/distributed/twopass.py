@@ -35,7 +35,6 @@ __all__ = ["TwoPass"]
 
 Outputs = tuple[Tensor, ...]
 ENTRY = (False, False, False, True)  # the gradient of the carry-in alone
-MOST_BACKWARD = 16  # programs of backward passes of a call: of gradients of so many strides
 
 
 class Span(NamedTuple):
@@ -88,7 +87,6 @@ class TwoPass:
             self._constants = of_ranks, torch.full(shard.lines, scan.number, dtype=shard.carry, device=scan.device)
         self._spans: tuple[Span, ...] = ()
         self._forward = CallProgram(self._record)
-        self._backwards: dict[object, CallProgram] = {}
 
     # ---- forward
 
@@ -237,20 +235,16 @@ class TwoPass:
             grad = torch.zeros((), dtype=shard.result, device=self._device).expand(shard.tensors.x.shape)
         if shard.final:
             of_final = self._zeros() if of_final is None else of_final.contiguous()
-        try:
-            key: object = tuple(call_cache.tensor_signature((grad, of_final)))
-            program = self._backwards.get(key)
-        except (TypeError, RuntimeError):  # a gradient without strides
-            key = program = None
-        if program is None:
-            program = CallProgram(self._record_backward)
-            if len(self._backwards) >= MOST_BACKWARD:
-                self._backwards.clear()
-            if key is not None:
-                self._backwards[key] = program
+        key, recipe = call_cache.recall_gradient(self, scan.needs, (grad, of_final), scan.policy)
+        given = (grad, of_final, x, mask, gate, *others)
         self._backward.number = noted
         with resumed(scan.policy):  # autograd runs backward passes in threads of its own
-            *found, of_initial = program(grad, of_final, x, mask, gate, *others)
+            if recipe is not None:
+                *found, of_initial, _, _ = recipe.again(given)
+            else:
+                (*found, of_initial), recipe = call_programs.record(self._record_backward, given)
+                if recipe is not None and key is not None and scan.is_cached:
+                    call_cache.remember(call_cache.GRADIENTS, key, recipe)
         if not scan.needs[3]:
             return (*found, None)
         assert scan.like_initial is not None and of_initial is not None

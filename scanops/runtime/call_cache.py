@@ -104,10 +104,11 @@ def remember(cache: dict[Key, Value], key: Key, value: Value) -> bool:
     return True
 
 
-def recall_gradient(
-    kind: RequestKind, needs: Needs, given: Tensors, policy: str | None
-) -> tuple[Key | None, Recipe | None]:
-    """Return the key of a backward pass that is given these tensors, the first a gradient, and its recipe."""
+def recall_gradient(kind: object, needs: Needs, given: Tensors, policy: str | None) -> tuple[Key | None, Recipe | None]:
+    """Return the key of a backward pass that is given these tensors, the first a gradient, and its recipe.
+
+    ``kind`` is equal to itself alone: of forward passes that differ in nothing but their data.
+    """
     try:
         key: Key = (kind, needs, policy, *tensor_signature(given))
         recipe = GRADIENTS.get(key)
