@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from multiprocessing import resource_sharer
 from types import FrameType
 from typing import Any
 
@@ -22,6 +23,12 @@ from tests.native.conftest import Counted
 from tests.requests.test_torch_semantics import NAMES
 from tests.torch_integration import test_patch
 from tests.torch_integration.rows import flat
+
+
+@pytest.fixture(autouse=True)
+def _alone() -> None:
+    """No thread is left of a test that sent tensors to a process: beside another thread the patch stays registered."""
+    resource_sharer.stop()  # type: ignore[attr-defined]
 
 
 def functions_of(call: Callable[[], object]) -> list[str]:
