@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from scanops import torch_private as private
+from scanops.requests.torch_state import has_function_modes
 
 MOST_CONSTANTS = 1024  # that are held, each in a block of 512 bytes; what is further is written for each call
 
@@ -57,5 +58,5 @@ def make_constant(make: Callable[[], Tensor], device: torch.device, *key: object
 
 def _is_watched() -> bool:
     """Whether a mode, a transform or a trace is to see the tensor made."""
-    modes = private.count_modes() or private.count_function_modes()
+    modes = private.count_modes() or has_function_modes()
     return bool(modes) or private.are_transforms_active() or private.is_jit_traced()

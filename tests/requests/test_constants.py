@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import scanops
 from scanops.requests import constants
@@ -82,6 +83,15 @@ def test_constants_of_inference_mode_serve_autograd(gpu: Any) -> None:
         first = ask(gpu, 0.5)
     assert not first.is_inference()
     assert ask(gpu, 0.5) is first
+
+
+def test_modes_see_the_tensor_made(gpu: Any) -> None:
+    """All but that of a default device, which makes no tensor another one."""
+    first = ask(gpu, 0.5)
+    with torch.device("cpu"):
+        assert ask(gpu, 0.5) is first
+    with FakeTensorMode():
+        assert ask(gpu, 0.5) is not first
 
 
 def test_constants_are_bounded(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
