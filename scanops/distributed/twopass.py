@@ -85,6 +85,7 @@ class TwoPass:
         if scan.number is not None:
             of_ranks = torch.full((), scan.number, dtype=self._fold_carry, device=scan.device)
             self._constants = of_ranks, torch.full(shard.lines, scan.number, dtype=shard.carry, device=scan.device)
+        self._count, self._is_plain_sum = 1 + bool(shard.row.indices) + shard.final, shard.is_plain_sum
         self._spans: tuple[Span, ...] = ()
         self._forward = CallProgram(self._record)
 
@@ -93,11 +94,9 @@ class TwoPass:
     def compute(self, tensors: Tensors) -> tuple[Outputs, Tensors, int]:
         """Return the outputs, what the node saves, and the number of the exchange."""
         found = self._forward(*tensors, *self._constants)
-        count = 1 + bool(self._shard.row.indices) + self._shard.final
-        x, mask, gate, *_, initial = tensors
-        saved = (None,) * 3 if self._shard.is_plain_sum else (x, mask, gate)
-        outputs: Outputs = found[:count]  # type: ignore[assignment]
-        return outputs, (*saved, initial, *found[count:]), self.scan.group.ledger.count
+        outputs: Outputs = found[: self._count]  # type: ignore[assignment]
+        saved = (None, None, None) if self._is_plain_sum else tensors[:3]
+        return outputs, (*saved, tensors[5], *found[self._count :]), self.scan.group.ledger.count
 
     def _record(
         self, tape: Tape, x: Tensor, mask: Tensor | None, gate: Tensor | None,
