@@ -22,10 +22,10 @@ LINE_BYTES = 128  # of a cache line, which is fetched together
 COLUMN_LENGTH = 1024  # up to this length a column is a few tiles, which one block walks
 THREAD_STATES = 4  # of a line in a thread
 FEW_THREADS = 384  # of a multiprocessor: a scan with states that has fewer is planned for few lines
-# In all rows: above it persistent blocks are faster. H200, us by them and by a block for each tile: sum, 100 x 65536,
-# 19.7 and 17.6, 30 x 262144, 21.3 and 20.9, 6 x 1048576, 21.0 and 18.9; recurrences in bfloat16 18.9 and 16.9, 19.3 and
-# 21.1, 20.2 and 18.8.
-FEW_ITEMS = 2**23
+# In all rows, and in rows of more than LONG items: above it persistent blocks are faster. H200, us by them and by a
+# block for each tile: sum, 100 x 65536, 19.7 and 17.6, 30 x 262144, 21.3 and 20.9, 6 x 1048576, 21.0 and 18.9;
+# recurrences in bfloat16 18.9 and 16.9, 19.3 and 21.1, 20.2 and 18.8; with gradients, 1 x 4402295, 53 and 73.
+FEW_ITEMS, FEW_LONG_ITEMS, LONG = 2**23, 2**22, 2**20
 
 
 def choose_variant(spec: ScanSpec, lines: int, multiprocessors: int) -> Variant:
@@ -59,7 +59,8 @@ def _are_few(spec: ScanSpec, lines: int, multiprocessors: int) -> bool:
         column_tiles = lines // spec.inner * -(-spec.inner // 64)
         return column_tiles <= max(1, full) and spec.layouts <= ADJACENT
     length = spec.length or min(spec.capacity, SPLIT_LENGTH)
-    return length >= SPLIT_LENGTH and lines < multiprocessors and lines * length <= FEW_ITEMS
+    most = FEW_ITEMS if length <= LONG else FEW_LONG_ITEMS
+    return length >= SPLIT_LENGTH and lines < multiprocessors and lines * length <= most
 
 
 def lanes_of(states: int) -> int:

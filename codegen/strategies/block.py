@@ -134,8 +134,8 @@ def split(key: KernelKey) -> SplitPlan:
     spec, target = key.spec, key.architecture
     items, boundary, _ = rows.row_of(spec)
     shape = find_shape("split", spec.capacity)
-    threads, tile = shape.take("threads", "tile")
-    vectors = max(1, min(tile // (threads * items), rows.vectors_in_registers(spec, items)))
+    threads, tile, most = shape.take("threads", "tile", "vectors")
+    vectors = max(1, min(tile // (threads * items), most, rows.vectors_in_registers(spec, items)))
     while vectors > 1 and rows.registers_of(spec, items, vectors) + BOARD_REGISTERS > most_registers(target, threads):
         vectors -= 1
     return SplitPlan(

@@ -90,7 +90,8 @@ MOST_ROWS, STATE_BYTES, HEAVY_GROUP = 24, 288, 8
 # a loop 0.07; sums, 24 x 16384 x 40, 0.67 with 18 rows of 4 columns, 0.32 with 8 rows of 8. The gradient of a sum of
 # gates, 520699 x 16, takes 95 us with 9 rows of 2 columns, 237 us with 4 rows. Beyond 64 columns recurrences are faster
 # in registers: 36216 x 120 takes 17 us, not 21 us (H200).
-MOST_PAIR_COLUMNS, MOST_HALF_COLUMNS = 64, 128
+# Sums of 901317 x 16 take 37 us, in longer tiles of all columns 28 us.
+MOST_PAIR_COLUMNS, MOST_HALF_COLUMNS, LONGEST_HALVES = 64, 128, 32768
 FEW_ROW_BYTES, FEW_COLUMNS, FEW_ROWS = 16, 64, 19
 STRIDED_LANES = 32  # when inner is odd: 64 x 4096 x 1001 has 0.83, 16 lanes 0.71, a column a lane 0.54
 # splits a column tile further: fewer totals per byte. 1 x 4194304 x 64: 0.80, in one column tile 0.77
@@ -149,22 +150,22 @@ def plan(key: KernelKey) -> ColumnsLookbackPlan:
 
 
 def _takes_registers(spec: ScanSpec) -> bool:
-    """Whether states take more registers than items do: those of half types, not of long gradients; of expressions."""
+    """Whether states take more registers than items do: of half types in columns that are not long; of expressions."""
     if spec.fusion:
         return fragments(spec).held_bytes > column_tile.WIDE_STATE
     small = {*spec.result_bytes} == {spec.out.bytes} and spec.out.bytes < INT_BYTES
-    long = column_tile.is_gradient(spec) and spec.capacity > LONGEST_GRADIENT
+    long = spec.capacity > (LONGEST_GRADIENT if column_tile.is_gradient(spec) else LONGEST_HALVES)
     most = MOST_PAIR_COLUMNS if column_tile.is_pair(spec) else MOST_HALF_COLUMNS
     spills = spec.operator.costly and not column_tile.is_gradient(spec)  # wider tiles, with as many columns a thread
     narrow = column_tile.column_width(spec) > 1 and (spec.inner <= most or spills)
-    return small and narrow and not long
+    return small and narrow and (spills or not long)
 
 
 def _of_states(spec: ScanSpec, target: Target) -> ColumnsLookbackPlan:
     """The plan of few columns by their states: many rows of few columns a thread, in shared memory if copies can be."""
     vector = column_tile.fit_width(spec, FEW_ROW_BYTES * (1 if column_tile.is_light(spec) else 2))
     staged = column_tile.can_stage(spec, target, vector)
-    lanes = column_tile.lanes_across(spec, vector, FEW_COLUMNS // vector)
+    lanes = column_tile.lanes_across(spec, vector, min(WARP, FEW_COLUMNS // vector))
     if staged:
         items = column_tile.odd_rows(spec, vector, FEW_ROWS)
     else:

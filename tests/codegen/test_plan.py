@@ -105,6 +105,21 @@ SITUATIONS = {
 }
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("inner", [9, 61, 64, 203, 1024])
+@pytest.mark.parametrize("length", [2000, 40000])
+def test_few_columns_of_expressions(length: int, inner: int, dtype: str) -> None:
+    """Of states of several registers, read by accesses of one column or of several."""
+    text = (
+        f'[[["operand","{dtype}",0],["operand","{dtype}",1],["operand","{dtype}",2],["result","{dtype}",0],["mul","{dtype}",3,1],'
+        f'["mul","{dtype}",3,2]],[["{dtype}","dense",null],["{dtype}","dense",null],["{dtype}","dense",null]],[0],"{dtype}",'
+        f'[[4,"{dtype}"],[5,"{dtype}"]],[],[],[]]'
+    )
+    for gate in (False, True):
+        spec = ScanSpec(op="sum", dtype=dtype, length=length, inner=inner, reverse=gate, map=text)
+        assert make_plan(spec, few=True).tiles > 0
+
+
 @pytest.mark.parametrize("slug", SITUATIONS)
 def test_which_lines_are_few(slug: str) -> None:
     """For a GPU of 132 multiprocessors, by length and columns; and where a spec has a kernel for each answer."""
