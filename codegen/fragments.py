@@ -38,7 +38,7 @@ class Fragments:
     final: str  # state -> Carry
     result: str  # state -> Output
     quick: str  # likewise, where the operator's condition for it holds; or empty
-    halves: bool  # whether all results are of half types, for which functions are less exact
+    halves: bool  # whether first result and carry-out are: functions of expressions are less exact
     calls: bool  # combine and result are called instead of inlined
     exchanged: tuple[str, ...]  # each part of the states `s`, exchanged by a function, or {} where it is not exchanged
     state_bytes: int  # size of one State

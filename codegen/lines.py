@@ -33,8 +33,9 @@ def choose_variant(spec: ScanSpec, lines: int, multiprocessors: int) -> Variant:
 
     Lines are few if they would leave the GPU idle with one block per line, or per 64 columns. Transposed ones are if
     their column tiles would leave half of it idle, so that items are read one by one instead. Where no plan would
-    differ they are many, so that one kernel serves both. Where the length is an argument, lines are few if those of
-    some length are.
+    differ they are many, so that one kernel serves both; but for rows of SPLIT_LENGTH to ONE_BLOCK items, of which only
+    the registers of a block decide whether few have another. Where the length is an argument, lines are few if those
+    of some length are.
     """
     return FEW if _are_few(spec, lines, multiprocessors) else MANY
 
