@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from typing import TypedDict
+
+    import torch
+    from torch import Tensor
 
     class Variant(TypedDict, total=False):
         """Keywords of every scan; the docstring of ``scan`` explains them."""
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
         dtype: torch.dtype | None
 
 
-Pair = tuple[Tensor, Tensor]
+Pair: TypeAlias = "tuple[Tensor, Tensor]"
 Ends = Literal[True, "segments"]  # values of return_final with which there are carries-out
 Final = bool | Literal["segments"]  # every value of return_final
 

@@ -8,8 +8,6 @@ reference is made of docstrings and of the commands; a public name without a doc
 from __future__ import annotations
 
 import functools
-import importlib
-import inspect
 import posixpath
 import re
 from collections.abc import Iterator
@@ -24,6 +22,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.toc import AnchorLink
 
 import scanops
+from scanops.keywords import ABSENT  # the module needs no torch
 
 ROOT = Path(__file__).resolve().parent.parent
 REPOSITORY = "https://github.com/scanops/scanops"
@@ -69,21 +68,15 @@ class Doctests(griffe.Extension):
             if not member.is_alias and member.is_attribute and str(getattr(member, "value", "")) == "late_field()":
                 del cls.members[name]
 
-    def on_function_instance(self, *, func: griffe.Function, **_: Any) -> None:
-        """Show the keywords that a function passes on to another one, as ``help`` does."""
-        if any("list_keywords_of" in str(each.value) for each in func.decorators):
-            known = inspect.signature(getattr(importlib.import_module(func.module.path), func.name)).parameters
-            func.parameters = griffe.Parameters(
-                *(
-                    griffe.Parameter(
-                        each.name,
-                        annotation=each.annotation,
-                        kind=griffe.ParameterKind[each.kind.name.lower()],
-                        default=None if each.default is each.empty else repr(each.default),
-                    )
-                    for each in known.values()
-                )
-            )
+    def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
+        """Show the keywords that functions pass on to another one, as ``help`` does, without importing any."""
+        for module in (each for each in walk_modules(pkg) if "list_keywords_of" in each.members):
+            for function in module.functions.values():
+                for each in function.decorators:
+                    if each.callable_path.endswith(".list_keywords_of") and isinstance(each.value, griffe.ExprCall):
+                        other, *without = (str(argument) for argument in each.value.arguments)
+                        absent = eval(f"({','.join(without)},)", {"ABSENT": ABSENT}) if without else ()
+                        list_keywords(function, module[other], absent)
 
     def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
         """Fence the examples of one docstring."""
@@ -92,6 +85,23 @@ class Doctests(griffe.Extension):
             text = DOCTEST.sub(lambda found: f"```pycon\n{dedent(found[0])}\n```\n", text)
             text = MATH.sub(lambda found: formula(found[2]), text)
             obj.docstring.value = PART.sub(lambda found: f"{SECTION.format(found[1])}\n\n", text)
+
+
+def walk_modules(module: griffe.Module) -> Iterator[griffe.Module]:
+    """Yield a module and all below it."""
+    yield module
+    for each in module.modules.values():
+        if not each.is_alias:
+            yield from walk_modules(each)
+
+
+def list_keywords(function: griffe.Function, other: Any, without: tuple[str, ...]) -> None:
+    """Put the keywords of ``other``, ``without`` some, behind a function's own, as ``list_keywords_of`` does."""
+    kinds = griffe.ParameterKind
+    keywords = [each for each in other.parameters if each.kind is kinds.keyword_only and each.name not in without]
+    own = [each for each in function.parameters if each.kind is not kinds.var_keyword]
+    every = {each.name: each for each in (*own, *keywords)}
+    function.parameters = griffe.Parameters(*sorted(every.values(), key=lambda each: each.name == "out"))
 
 
 def on_config(config: Any) -> Any:
