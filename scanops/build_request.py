@@ -59,11 +59,13 @@ FOLDERS: dict[str, Path] = {
 }
 
 # What the emulator's cuda_runtime.h needs. -Og: a kernel compiles in half the time of -O1 and runs as fast, most of
-# which is switches between threads. The sanitizers are for compiling only: host.cpp has their handlers, so that
-# nothing links libubsan. -fno-gnu-unique keeps the state of each library its own.
+# which is switches between threads; each function that is not inlined takes the compiler a millisecond. The sanitizers
+# are for compiling only: host.cpp has their handlers, so that nothing links libubsan. -fno-gnu-unique keeps the state
+# of each library its own.
 _CPU_FLAGS = (
     "-std=c++20",
     "-Og",
+    "-finline-functions-called-once",
     "-fwrapv",
     "-fno-strict-aliasing",
     "-ffp-contract=off",

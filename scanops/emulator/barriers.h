@@ -2,8 +2,6 @@
 #pragma once
 #pragma GCC system_header
 
-#include "state.h"
-
 namespace scanops_emulator __attribute__((visibility("hidden"))) {
 
 void barrier(int line);

@@ -3,13 +3,18 @@
 #pragma once
 #pragma GCC system_header
 
-#include "state.h"
-
 namespace scanops_emulator __attribute__((visibility("hidden"))) {
 
 using Word = unsigned long long;
 
-// source: the lane whose value this lane gets.
+enum class Operation : unsigned char {
+    none, barrier, poll, shuffle, shuffle_up, shuffle_down, shuffle_xor, ballot, any, all, syncwarp
+};
+
+// Returns the word of the lane that this lane reads.
+Word shuffle_word(Operation operation, int line, unsigned mask, Word value, unsigned argument, int width);
+
+// Returns the result of a vote, and of __syncwarp 0.
 Word collective(Operation operation, int line, unsigned mask, Word value, unsigned source);
 
 template <class Type> inline constexpr bool is_shuffle_type = false;
@@ -22,23 +27,20 @@ template <> inline constexpr bool is_shuffle_type<unsigned long long> = true;
 template <> inline constexpr bool is_shuffle_type<float> = true;
 template <> inline constexpr bool is_shuffle_type<double> = true;
 
-void check_shuffle(Operation operation, int line, unsigned mask, unsigned argument, int width, unsigned source);
-
 template <class Type>
-[[gnu::always_inline, maybe_unused]] inline Type shuffle(Operation operation, int line, unsigned mask, Type value, unsigned argument, int width,
-                              unsigned source) {
+[[gnu::always_inline, maybe_unused]] inline Type shuffle(Operation operation, int line, unsigned mask, Type value, unsigned argument,
+                                                         int width) {
     static_assert(is_shuffle_type<Type>, "CUDA shuffles int, unsigned, long, long long, float and double");
-    check_shuffle(operation, line, mask, argument, width, source);
     Word word = 0;
     __builtin_memcpy(&word, &value, sizeof value);
     asm volatile("" ::: "memory");
-    word = collective(operation, line, mask, word, source);
+    word = shuffle_word(operation, line, mask, word, argument, width);
     asm volatile("" ::: "memory");
     __builtin_memcpy(&value, &word, sizeof value);
     return value;
 }
 
-[[maybe_unused]] inline unsigned vote(Operation operation, int line, unsigned mask, int predicate) {
+[[gnu::always_inline, maybe_unused]] inline unsigned vote(Operation operation, int line, unsigned mask, int predicate) {
     asm volatile("" ::: "memory");
     const Word result = collective(operation, line, mask, predicate != 0, 0);
     asm volatile("" ::: "memory");
@@ -47,42 +49,30 @@ template <class Type>
 
 }  // namespace scanops_emulator
 
-// Source lanes as PTX's shfl.sync defines them; a source outside the segment leaves the lane its own value. xor may
-// reach an earlier segment, never a later one.
 template <class Type>
 [[gnu::always_inline, maybe_unused]] static inline Type __shfl_sync(unsigned mask, Type value, int source_lane, int width = 32,
                                                 int line = __builtin_LINE()) {
-    const unsigned lane = scanops_emulator::current->lane, inside = static_cast<unsigned>(width) - 1;
-    const unsigned source = ((lane & ~inside) | (static_cast<unsigned>(source_lane) & inside)) & 31;
     return scanops_emulator::shuffle(scanops_emulator::Operation::shuffle, line, mask, value,
-                                     static_cast<unsigned>(source_lane), width, source);
+                                     static_cast<unsigned>(source_lane), width);
 }
 
 template <class Type>
 [[gnu::always_inline, maybe_unused]] static inline Type __shfl_up_sync(unsigned mask, Type value, unsigned delta, int width = 32,
                                                    int line = __builtin_LINE()) {
-    const unsigned lane = scanops_emulator::current->lane, inside = static_cast<unsigned>(width) - 1;
-    const unsigned source = (lane & inside) >= delta ? lane - delta : lane;
-    return scanops_emulator::shuffle(scanops_emulator::Operation::shuffle_up, line, mask, value, delta, width, source);
+    return scanops_emulator::shuffle(scanops_emulator::Operation::shuffle_up, line, mask, value, delta, width);
 }
 
 template <class Type>
 [[gnu::always_inline, maybe_unused]] static inline Type __shfl_down_sync(unsigned mask, Type value, unsigned delta, int width = 32,
                                                      int line = __builtin_LINE()) {
-    const unsigned lane = scanops_emulator::current->lane, inside = static_cast<unsigned>(width) - 1;
-    const unsigned source = delta <= inside - (lane & inside) ? lane + delta : lane;
-    return scanops_emulator::shuffle(scanops_emulator::Operation::shuffle_down, line, mask, value, delta, width,
-                                     source & 31);
+    return scanops_emulator::shuffle(scanops_emulator::Operation::shuffle_down, line, mask, value, delta, width);
 }
 
 template <class Type>
 [[gnu::always_inline, maybe_unused]] static inline Type __shfl_xor_sync(unsigned mask, Type value, int lane_mask, int width = 32,
                                                     int line = __builtin_LINE()) {
-    const unsigned lane = scanops_emulator::current->lane, inside = static_cast<unsigned>(width) - 1;
-    const unsigned partner = lane ^ static_cast<unsigned>(lane_mask);
-    const unsigned source = partner <= (lane | inside) ? partner : lane;
     return scanops_emulator::shuffle(scanops_emulator::Operation::shuffle_xor, line, mask, value,
-                                     static_cast<unsigned>(lane_mask), width, source & 31);
+                                     static_cast<unsigned>(lane_mask), width);
 }
 
 [[maybe_unused]] static inline unsigned __ballot_sync(unsigned mask, int predicate, int line = __builtin_LINE()) {

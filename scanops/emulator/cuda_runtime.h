@@ -2,7 +2,6 @@
 //
 //   qualifiers.h     __global__, __shared__ and the other words of CUDA C++
 //   types.h          dim3, cudaError_t, threadIdx and friends
-//   state.h          what a thread, a warp and a block of the running grid are doing
 //   barriers.h       __syncthreads
 //   collectives.h    shuffles, votes, __syncwarp
 //   global_memory.h  atomics, flags, asynchronous copies, cached loads
@@ -13,6 +12,7 @@
 // These are what depends on the kernel's text, and include little, because every kernel is compiled with them. The rest
 // is host.cpp, compiled once:
 //
+//   host/state.h           what a thread, a warp and a block of the running grid are doing
 //   host/report.h         the one report that stops a launch
 //   host/fibers.h         stacks and switches between them
 //   host/schedule.h       who runs next; shared memory of the resident blocks
@@ -20,7 +20,7 @@
 //   host/launch.h         the grid loop
 //   host/barriers.h, host/collectives.h, host/global_memory.h: the rest of their namesakes
 //
-// Compile with: -std=c++20 -Og -fPIC -fwrapv -fno-strict-aliasing -ffp-contract=off
+// Compile with: -std=c++20 -Og -finline-functions-called-once -fPIC -fwrapv -fno-strict-aliasing -ffp-contract=off
 //               -fsanitize=bounds-strict,alignment,float-cast-overflow
 //               -fno-sanitize-recover=bounds-strict,alignment
 // Link with host.cpp and without -fsanitize: the handlers are there and libubsan is not wanted.
@@ -29,7 +29,6 @@
 
 #include "qualifiers.h"
 #include "types.h"
-#include "state.h"
 #include "barriers.h"
 #include "collectives.h"
 #include "global_memory.h"

@@ -2,10 +2,6 @@
 #pragma once
 #pragma GCC system_header
 
-#include <time.h>
-
-#include "state.h"
-
 namespace scanops_emulator __attribute__((visibility("hidden"))) {
 
 void before_poll(int line);
@@ -32,6 +28,7 @@ template <class Type>
 }
 
 void copy_async(void* target, const void* source, unsigned bytes, int line);
+void commit_copies();
 void land_copies(unsigned groups_in_flight);
 
 }  // namespace scanops_emulator
@@ -55,13 +52,7 @@ void land_copies(unsigned groups_in_flight);
     return old;
 }
 
-[[maybe_unused]] static inline unsigned long long nanoseconds() {
-    timespec now, pause = {0, 100000};
-    scanops_emulator::note_change();  // another process may be the one that is waited for, or be compiling its kernel
-    nanosleep(&pause, nullptr);
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return static_cast<unsigned long long>(now.tv_sec) * 1000000000ull + static_cast<unsigned long long>(now.tv_nsec);
-}
+__attribute__((visibility("hidden"))) unsigned long long nanoseconds();
 
 // A word that holds both a value and the flag that says it is there needs no fence around it.
 template <class Word>
@@ -97,7 +88,7 @@ template <bool streams = false, class Item>
     asm volatile("" ::: "memory");
 }
 
-[[maybe_unused]] static inline void copy_async_commit() { ++scanops_emulator::current->copies.committed; }
+[[maybe_unused]] static inline void copy_async_commit() { scanops_emulator::commit_copies(); }
 
 // Waits until at most `groups_in_flight` of the newest committed groups have not landed.
 template <int groups_in_flight>

@@ -4,6 +4,10 @@
 
 #include <stddef.h>
 
+// Declared here, as the mathematical functions: each system header costs every kernel time to compile.
+extern "C" void* memcpy(void* __restrict target, const void* __restrict source, size_t bytes) noexcept;
+extern "C" void* memset(void* target, int value, size_t bytes) noexcept;
+
 struct uint3 {
     unsigned x, y, z;
 };

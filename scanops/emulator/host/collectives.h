@@ -92,16 +92,33 @@ Word collective(Operation operation, int line, unsigned mask, Word value, unsign
     return warp.result[lane];
 }
 
-void check_shuffle(Operation operation, int line, unsigned mask, unsigned argument, int width,
-                   unsigned source) {
+namespace {
+
+// PTX's shfl.sync: a source outside the segment of `width` lanes leaves the lane its own value. xor may reach an
+// earlier segment, never a later one.
+unsigned shuffle_source(Operation operation, unsigned argument, int width) {
+    const unsigned lane = current->lane, inside = static_cast<unsigned>(width) - 1;
+    switch (operation) {
+        case Operation::shuffle: return ((lane & ~inside) | (argument & inside)) & 31;
+        case Operation::shuffle_up: return (lane & inside) >= argument ? lane - argument : lane;
+        case Operation::shuffle_down: return (argument <= inside - (lane & inside) ? lane + argument : lane) & 31;
+        default: return ((lane ^ argument) <= (lane | inside) ? lane ^ argument : lane) & 31;
+    }
+}
+
+}  // namespace
+
+Word shuffle_word(Operation operation, int line, unsigned mask, Word value, unsigned argument, int width) {
     if (width < 1 || width > 32 || (width & (width - 1)) != 0)
         SCANOPS_FAIL(line, "%s: the width %d is not a power of two from 1 to 32", name_of(operation), width);
     if (operation != Operation::shuffle && argument > 31)
         SCANOPS_FAIL(line, "%s: the distance %u is not in 0..31, and the hardware would use its low five bits",
                      name_of(operation), argument);
+    const unsigned source = shuffle_source(operation, argument, width);
     if ((mask >> source & 1) == 0 && (mask >> current->lane & 1) != 0)
         SCANOPS_FAIL(line, "%s: lane %u reads lane %u, which the mask 0x%08x does not name", name_of(operation),
                      current->lane, source, mask);
+    return collective(operation, line, mask, value, source);
 }
 
 }  // namespace scanops_emulator

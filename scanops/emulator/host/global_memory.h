@@ -1,6 +1,8 @@
 // Polls of a flag, and copies that land late.
 #pragma once
 
+#include <time.h>
+
 #include "../global_memory.h"
 #include "schedule.h"
 
@@ -64,6 +66,8 @@ void copy_async(void* target, const void* source, unsigned bytes, int line) {
         enqueue(current->copies, {target, source, bytes, current->copies.committed});
 }
 
+void commit_copies() { ++current->copies.committed; }
+
 void land_copies(unsigned groups_in_flight) {
     CopyQueue& queue = current->copies;
     for (; queue.first != queue.end; ++queue.first) {
@@ -74,3 +78,11 @@ void land_copies(unsigned groups_in_flight) {
 }
 
 }  // namespace scanops_emulator
+
+unsigned long long nanoseconds() {
+    timespec now, pause = {0, 100000};
+    scanops_emulator::note_change();  // another process may be the one that is waited for, or be compiling its kernel
+    nanosleep(&pause, nullptr);
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<unsigned long long>(now.tv_sec) * 1000000000ull + static_cast<unsigned long long>(now.tv_nsec);
+}

@@ -6,6 +6,10 @@
 #include "../launch.h"
 #include "schedule.h"
 
+// pthread_atfork without the part of it that a library would be linked with, as the Linux Standard Base specifies it.
+extern "C" int __register_atfork(void (*prepare)(), void (*parent)(), void (*child)(), void* library) noexcept;
+extern "C" __attribute__((visibility("hidden"))) void* __dso_handle;
+
 namespace scanops_emulator {
 namespace {
 
@@ -16,7 +20,7 @@ void begin_fork() { pthread_mutex_lock(&launch_lock); }
 void end_fork() { pthread_mutex_unlock(&launch_lock); }
 
 // A fork waits for the launch under way: its child would find half of one, and the lock held by a thread it lacks.
-__attribute__((constructor)) void outlive_forks() { pthread_atfork(begin_fork, end_fork, end_fork); }
+__attribute__((constructor)) void outlive_forks() { __register_atfork(begin_fork, end_fork, end_fork, &__dso_handle); }
 
 cudaError_t fail_launch(cudaError_t error) { return last_error = error; }
 
@@ -89,8 +93,7 @@ bool open_blocks(const dim3& threads) {
 cudaError_t run_locked(const Launch& launch) {
     gridDim = launch.grid;
     blockDim = launch.block;
-    grid.invoke = launch.invoke;
-    grid.arguments = launch.closure;
+    grid.launch = &launch;
     grid.block_count = 1ull * gridDim.x * gridDim.y * gridDim.z;
     grid.started = 0;
     grid.active = 0;
@@ -127,15 +130,25 @@ cudaError_t run_grid(const Launch& launch) {
     return error == cudaSuccess ? error : fail_launch(error);
 }
 
-const char* last_report() { return report_text; }
+}  // namespace scanops_emulator
 
-cudaError_t take_last_error() {
-    const cudaError_t error = last_error;
-    last_error = cudaSuccess;
-    return error;
+const char* cudaGetErrorString(cudaError_t error) {
+    switch (error) {
+        case cudaSuccess: return "no error";
+        case cudaErrorInvalidValue:
+            return "invalid argument: more dynamic shared memory than the kernel declares";
+        case cudaErrorMemoryAllocation: return "out of memory";
+        case cudaErrorInvalidConfiguration: return "invalid configuration argument: grid or block dimensions";
+        case cudaErrorAssert: return scanops_emulator::report_text;
+    }
+    return "unrecognized error code";
 }
 
-}  // namespace scanops_emulator
+cudaError_t cudaGetLastError() {
+    const cudaError_t error = scanops_emulator::last_error;
+    scanops_emulator::last_error = cudaSuccess;
+    return error;
+}
 
 // seed 0: threads in order, fastest; any other: a random schedule, the same for the same seed. resident_blocks: how
 // many blocks are in flight together, 1 to 64. Both hold from the next launch on.

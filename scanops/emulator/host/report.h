@@ -4,7 +4,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-#include "../state.h"
+#include "state.h"
 
 namespace scanops_emulator {
 namespace {

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "../global_memory.h"
+#include "../launch.h"
 #include "fibers.h"
 
 // Made by the linker around the section of __shared__; null in a kernel without shared memory.
@@ -216,7 +217,7 @@ void leave_kernel() {
 // Life of a fiber: run a thread to its end, take the next one. A thread that has not started takes over the stack.
 void fiber_main() {
     for (;;) {
-        grid.invoke(grid.arguments);
+        grid.launch->invoke(grid.launch->kernel, grid.launch->arguments);
         Fiber* self = stacks.running;
         leave_kernel();
         if (grid.active == 0) _longjmp(grid.home, 2);

@@ -1,11 +1,11 @@
 // What every thread, warp and block of the running grid is doing. All of it is hidden: many libraries with an emulator
 // inside live in one process, each with its own.
 #pragma once
-#pragma GCC system_header
 
 #include <setjmp.h>
 
-#include "types.h"
+#include "../collectives.h"
+#include "../types.h"
 
 namespace scanops_emulator __attribute__((visibility("hidden"))) {
 
@@ -13,13 +13,10 @@ constexpr unsigned warp_lanes = 32;
 constexpr unsigned block_warps = 32;
 constexpr unsigned block_threads = warp_lanes * block_warps;
 
+struct Launch;
 struct Fiber;
 struct Warp;
 struct Block;
-
-enum class Operation : unsigned char {
-    none, barrier, poll, shuffle, shuffle_up, shuffle_down, shuffle_xor, ballot, any, all, syncwarp
-};
 
 constexpr const char* operation_name[] = {
     "nothing", "__syncthreads", "load_relaxed", "__shfl_sync", "__shfl_up_sync", "__shfl_down_sync",
@@ -117,8 +114,7 @@ struct Grid {
     bool descending;
     unsigned polls_since_event;
     unsigned polls_since_change;
-    void (*invoke)(const void*);     // the kernel with its arguments
-    const void* arguments;
+    const Launch* launch;            // the kernel with its arguments
     jmp_buf home;                    // the launch that waits for the grid
     bool running;
 };
