@@ -285,8 +285,8 @@ class OnePass:
             self.adjoint = next(native.NUMBERS)
             # Of x, mask, gate, initial, result, indices and starts.
             saves = (True, True, True, True, self._keeps[4], False, True) if self.saves else ()
-            needs, saved = (sum(flag << at for at, flag in enumerate(flags)) for flags in (self.scan.needs, saves))
-            adjoints = (native.CallGradient(needs, self.adjoint, saved, self, self.begin),)
+            saved = native.list_saved(saves)
+            adjoints = (native.CallGradient(self.scan.needs, self.adjoint, saved, self, self.begin),)
         options = {**native.options_of(asked), **sharding._asdict(), "function": self.scan.message.who}
         link = native.LinkedCall(self.note, self.finish if self._final is not None or self._reads_entered else None)
         native.register_call(options, given, launcher, final=self.scan.shard.final, adjoints=adjoints, link=link)

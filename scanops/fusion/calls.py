@@ -18,6 +18,7 @@ from scanops.fusion.functions import Sums, carry_of, find_fusion, raise_while_tr
 from scanops.fusion.operators import FieldOperator
 from scanops.fusion.trace_keys import TraceKey, key_of
 from scanops.ops import schema
+from scanops.ops.dispatch import run
 from scanops.ops.native_calls import register_functions
 from scanops.requests import checks
 from scanops.requests.call import Call
@@ -127,7 +128,7 @@ def scan_fused(
         if own is not None:
             parts = zip(own.functions, keys[3:], strict=True)
             known.append((own, (type(own), own, *(part for part in parts if part[0] is not None))))
-        register_functions(call, read, options, known, has_mask=mask is not None)
+        register_functions(call, read, options, known, run, has_mask=mask is not None)
     if (
         call.final and reverse and flags is not None and starts is not None
     ):  # a segment that ends with the line carries nothing out

@@ -7,56 +7,112 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from scanops.codegen.fusion.adjoint import (
+    RECURRENCES,
     SavedStates,
     choose_states,
     derive_adjoint,
     read_states,
 )
-from scanops.codegen.fusion.fusion import Fusion, fusion_of
+from scanops.codegen.fusion.fusion import MOST_OPERANDS, Fusion, fusion_of
+from scanops.codegen.fusion.graph import is_float
 from scanops.fallback.fused import evaluate
 from scanops.ops import schema
 from scanops.ops.linearised import Scan
 from scanops.ops.saved import sum_to
 from scanops.ops.schema import Outputs
 from scanops.requests.call import Call
-from scanops.requests.fused import broadcast_shape
-from scanops.requests.request import NAMES, Inputs, Needs, RequestKind, Tensors
+from scanops.requests.fused import broadcast_shape, carry_dtype_of
+from scanops.requests.geometry import line_shape
+from scanops.requests.request import FURTHER_AT, NAMES, Inputs, Needs, RequestKind, Tensors, check_request
+from scanops.runtime import call_cache
+from scanops.runtime.recipes import Tape
+
+
+class FusedForward:
+    """What fused scans with gradients have in common that differ in nothing but their data."""
+
+    __slots__ = ("differentiable", "hidden", "is_composed", "kind", "needs", "states", "writing_call")
+
+    def __init__(self, kind: RequestKind, given: Inputs, needs: Needs, *, saves_states: bool) -> None:
+        """``saves_states``: whether the forward kernel may write what the backward kernel reads."""
+        call = kind.request.call
+        fusion = fusion_of_call(call)
+        self.kind, self.needs = kind, needs
+        # Whether PyTorch's operators around a plain scan compute the call, and have its gradients.
+        self.is_composed = not _has_fused_gradient(call, given)
+        self.states = None if self.is_composed or not saves_states else _states_of(call, given)
+        # The call whose kernel writes the states as well, and how many results it has beside those of the user.
+        self.writing_call = call if self.states is None else replace(call, fusion=fusion_of(self.states.text))
+        self.hidden = len(fusion_of_call(self.writing_call).outputs) - len(fusion.outputs)
+        # Which results have a gradient, the carry-out among them.
+        self.differentiable = (*(is_float(each.dtype) for each in fusion.outputs), *(True,) * call.final)
+
+    def list_saved(self) -> tuple[int, ...]:
+        """Return the places, among ``Inputs.flat`` and then results, of what the node saves."""
+        first = FURTHER_AT + len(self.kind.shapes) - len(NAMES)
+        return (*range(first), *(first + at for at in (() if self.states is None else self.states.at)))
+
+    def list_given(self, gradients: Tensors, saved: Tensors) -> Tensors:
+        """Return what a backward pass is given: gradients of results that have any, two at least, and what was saved.
+
+        ``gradients``: those of all results.
+        """
+        there = [each for each, has_any in zip(gradients, self.differentiable, strict=True) if has_any]
+        return (*there, *(None,) * (2 - len(there)), *saved)
+
+    def split_given(self, given: Tensors) -> tuple[list[torch.Tensor | None], Inputs, Outputs]:
+        """Return the gradients of all results, the inputs and the states of what a backward pass is given."""
+        count = sum(self.differentiable)
+        gradients, saved = iter(given[:count]), given[max(2, count) :]
+        first = FURTHER_AT + len(self.kind.shapes) - len(NAMES)
+        every = [next(gradients) if has_any else None for has_any in self.differentiable]
+        return every, Inputs.of_flat(saved[:first]), saved[first:]  # type: ignore[return-value]  # all are there
+
+
+def recall_fused(call: Call, given: Inputs) -> tuple[FusedForward, Inputs]:
+    """Return what equal calls have in common, checked the first time, and the tensors as its kernels read them."""
+    needs = tuple([each is not None and each.requires_grad for each in given.differentiable])
+    key = call_cache.key_of(call, given)
+    known: FusedForward | None
+    key, known = call_cache.recall_prepared(None if key is None else (*key, needs))
+    if known is not None:
+        return known, given
+    request = check_request(call, given)
+    found = FusedForward(RequestKind(request), request.inputs, needs, saves_states=True)
+    if key is not None and all(mine is its for mine, its in zip(request.inputs.flat, given.flat, strict=True)):
+        found.kind.is_cached = call_cache.remember(call_cache.PREPARED, key, found)
+    return found, request.inputs
 
 
 class FusedPass:
     """The forward pass of a fused scan's node, of one call."""
 
-    def __init__(self, kind: RequestKind, compute: Scan, scan: Scan, *, saves_states: bool) -> None:
-        """``compute`` computes the pass, ``scan`` the scans of its backward pass.
-
-        ``saves_states``: whether the forward kernel may write what the backward kernel reads.
-        """
-        self.kind = kind
-        self._compute, self._scan, self._saves_states = compute, scan, saves_states
-        self._states: SavedStates | None = None
+    def __init__(self, forward: FusedForward, compute: Scan, scan: Scan) -> None:
+        """``compute`` computes the pass, ``scan`` the scans of its backward pass."""
+        self.kind = forward.kind
+        self._forward, self._compute, self._scan = forward, compute, scan
         self._saved: Outputs = ()
 
     def compute(self, tensors: Tensors) -> Outputs:
         """Return the results, and keep the states that the backward pass reads until ``save`` takes them."""
-        call, given = self.kind.request.call, Inputs.of_flat(tensors)
-        fusion = fusion_of_call(call)
-        needs = tuple(each.requires_grad for each in given.operands)
-        self._states = states = _states_of(call, given, needs) if self._saves_states else None
-        if states is None:
-            return self._compute(call, given)
-        found = self._compute(replace(call, fusion=fusion_of(states.text)), given)
-        self._saved = tuple(found[at] for at in states.at)
-        return (*found[: len(fusion.outputs)], *found[states.outputs :])
+        forward = self._forward
+        found = self._compute(forward.writing_call, Inputs.of_flat(tensors))
+        if forward.states is None:
+            return found
+        self._saved = tuple(found[at] for at in forward.states.at)
+        visible = forward.states.outputs - forward.hidden
+        return (*found[:visible], *found[forward.states.outputs :])
 
     def save(self, ctx: Any, tensors: Tensors) -> None:
         """Save the tensors of the call, and the states."""
         ctx.save_for_backward(*tensors, *self._saved)
-        ctx.states, ctx.scan, self._saved = self._states, self._scan, ()
+        ctx.forward, ctx.scan, self._saved = self._forward, self._scan, ()
         ctx.fused = schema.list_fused_arguments(self.kind.request.call)
 
 
@@ -65,7 +121,18 @@ def fusion_of_call(call: Call) -> Fusion:
     return call.fusion
 
 
-def _states_of(call: Call, given: Inputs, needs: tuple[bool, ...]) -> SavedStates | None:
+def _has_fused_gradient(call: Call, given: Inputs) -> bool:
+    """Whether the gradients of a fused scan are computed by fused scans; otherwise by those of torch's operators."""
+    fusion = fusion_of_call(call)
+    wanted = tuple(each.requires_grad for each in given.operands)
+    if call.op in RECURRENCES:
+        count = len(wanted) + (given.initial is not None)
+        return any(wanted) and count + len(fusion.outputs) < MOST_OPERANDS
+    every = (True,) * len(fusion.outputs), wanted, (True,) * len(wanted)
+    return bool(fusion.fields) and derive_adjoint(fusion, call.op, call.exclusive, *every) is not None
+
+
+def _states_of(call: Call, given: Inputs) -> SavedStates | None:
     """The states to save; None where none are read, or where saving them does not move fewer bytes."""
     if given.initial is not None:  # items of the carry-in are before the first results
         return None
@@ -73,6 +140,7 @@ def _states_of(call: Call, given: Inputs, needs: tuple[bool, ...]) -> SavedState
         return None
     shape = broadcast_shape(given.operands)
     whole = tuple(each.shape == shape for each in given.operands)
+    needs = tuple(each.requires_grad for each in given.operands)
     return choose_states(fusion_of_call(call), call.op, call.exclusive, needs, whole)
 
 
@@ -82,6 +150,7 @@ class _Scans(NamedTuple):
     call: Call
     given: Inputs
     scan: Scan
+    tape: Tape
 
     def run(
         self, fusion: Fusion, tensors: Sequence[torch.Tensor], initial: torch.Tensor | None, **others: Any
@@ -89,8 +158,25 @@ class _Scans(NamedTuple):
         """Return the outputs of a fused scan of these tensors; ``others`` are fields of its call."""
         x, *further = tensors
         call = Call(self.call.op, self.call.dim, self.call.reverse, fusion=fusion)
+        shape, carry = broadcast_shape(tensors), carry_dtype_of(fusion)
+        if initial is not None:  # as kernels read it
+            initial = _fit_carry(initial, line_shape(shape, call.dim), carry, self.tape)
         inputs = self.given._replace(x=x, further=tuple(further), initial=initial)  # of the same segments
-        return self.scan(replace(call, **others), inputs)
+        call = replace(call, **others)
+        found = self.scan(call, inputs)
+        known = call_cache.recall(call, inputs)[1] if self.tape.is_kept else None
+        if known is not None:
+            self.tape.record_launch(known.launcher, inputs.flat, found)
+        return found
+
+
+def _fit_carry(initial: torch.Tensor, shape: torch.Size, dtype: torch.dtype, tape: Tape) -> torch.Tensor:
+    """The carry-in of a scan of a backward pass as its kernel reads it."""
+    if initial.dtype != dtype:
+        initial = tape.apply(partial(torch.Tensor.to, dtype=dtype), initial)
+    if initial.numel() == 1 or (initial.shape == shape and initial.is_contiguous()):
+        return initial
+    return tape.apply(lambda initial: initial.expand(shape).contiguous(), initial)
 
 
 def differentiate_by_adjoint(
@@ -99,15 +185,16 @@ def differentiate_by_adjoint(
     gradients: Sequence[torch.Tensor | None],
     needs: Needs,
     scan: Scan,
+    tape: Tape,
     states: SavedStates | None = None,
     saved: Sequence[torch.Tensor] = (),
 ) -> Tensors:
     """Return the gradients of ``given.differentiable`` that ``needs`` are wanted of, from those of the outputs.
 
     ``saved``: the ``states`` that the forward pass has written. Carries change places: that of the scan from the other
-    end goes in as the gradient of what came out here.
+    end goes in as the gradient of what came out here. ``tape``: of the steps of the pass.
     """
-    call_fusion, scans = fusion_of_call(call), _Scans(call, given, scan)
+    call_fusion, scans = fusion_of_call(call), _Scans(call, given, scan, tape)
     of_x, *_, of_initial = needs[: len(NAMES)]
     wanted = (of_x, *needs[len(NAMES) :])
     tensors, carry = given.operands, given.initial
@@ -143,12 +230,23 @@ def differentiate_by_adjoint(
         found += scans.run(fusion, read, of_final, **against)
         if of_initial:
             assert carry is not None
-            of_carry = sum_to(found.pop(), shape=carry.shape, dtype=carry.dtype)
+            of_carry = _fit_gradient(found.pop(), carry, tape)
     if adjoint.last is not None:
-        outputs = adjoint.last.outputs
-        values = evaluate(adjoint.last.nodes, [each.at for each in outputs], {"operand": [*read, *found]}, {})
-        dtypes = [getattr(torch, each.dtype) for each in outputs]
-        found = [each.expand(shape).to(dtype) for each, dtype in zip(values, dtypes, strict=True)]
+        found = list(tape.call(partial(_evaluate_outputs, adjoint.last, shape), *read, *found))  # type: ignore[arg-type]
     pairs = zip(tensors, adjoint.of, strict=True)
-    x, *further = [None if at is None else sum_to(found[at], shape=each.shape, dtype=each.dtype) for each, at in pairs]
+    x, *further = [None if at is None else _fit_gradient(found[at], each, tape) for each, at in pairs]
     return (x, None, None, of_carry, *further)
+
+
+def _evaluate_outputs(fusion: Fusion, shape: torch.Size, *tensors: torch.Tensor) -> Outputs:
+    """The outputs of expressions of tensors alone, by PyTorch's operators."""
+    values = evaluate(fusion.nodes, [each.at for each in fusion.outputs], {"operand": tensors}, {})
+    dtypes = [getattr(torch, each.dtype) for each in fusion.outputs]
+    return tuple(each.expand(shape).to(dtype) for each, dtype in zip(values, dtypes, strict=True))
+
+
+def _fit_gradient(gradient: torch.Tensor, like: torch.Tensor, tape: Tape) -> torch.Tensor:
+    """The gradient of a tensor, summed over the dimensions that it is broadcast over."""
+    if (gradient.shape, gradient.dtype) == (like.shape, like.dtype):
+        return gradient
+    return tape.apply(partial(sum_to, shape=like.shape, dtype=like.dtype), gradient)

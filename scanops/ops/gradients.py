@@ -25,7 +25,7 @@ from scanops.errors import UnsupportedRequest
 from scanops.fallback.scans import compute
 from scanops.fallback.summed import differentiate_by_torch
 from scanops.ops import schema
-from scanops.ops.fused import differentiate_by_adjoint
+from scanops.ops.fused import FusedForward, differentiate_by_adjoint
 from scanops.ops.gradient_kernels import run_gradient_kernels
 from scanops.ops.linearised import Scan, knows, pull_back
 from scanops.ops.saved import SavedForward, sum_to
@@ -232,6 +232,7 @@ class FusedBackwardPass(NamedTuple):
     gradients: Sequence[torch.Tensor | None]  # of the outputs
     needs: Needs  # which gradients of ``inputs.differentiable`` are wanted
     scan: Callable[..., Outputs]  # computes the scans that the pass is made of, fused or not
+    tape: Tape  # of the steps of the pass
     states: SavedStates | None = None  # which states the forward kernel has written
     saved: tuple[torch.Tensor, ...] = ()  # the tensors that it has written
     operator: tuple[object, ...] | None = None  # the arguments of ``fused_backward``, where one operator is to be seen
@@ -271,7 +272,7 @@ def _sums_by_torch(work: FusedBackwardPass) -> Tensors:
 def _by_adjoint(work: FusedBackwardPass) -> Tensors:
     """Fused scans that the expressions' derivatives make, by kernels or as the scan is computed."""
     return differentiate_by_adjoint(
-        work.call, work.inputs, work.gradients, work.needs, work.scan, work.states, work.saved
+        work.call, work.inputs, work.gradients, work.needs, work.scan, work.tape, work.states, work.saved
     )
 
 
@@ -292,6 +293,43 @@ def compute_fused_gradients(work: FusedBackwardPass) -> Tensors:
         if found is not None:
             return found
     raise AssertionError("the last route has all gradients")
+
+
+def differentiate_fused(
+    forward: FusedForward, needs: Needs, given: Tensors, policy: str | None, scan: Callable[..., Outputs]
+) -> tuple[Tensors, Recipe | None]:
+    """Return the gradients of ``Inputs.differentiable``, and the recipe that computed them, as ``differentiate`` does.
+
+    ``given``: as ``forward.list_given`` returns it.
+    """
+    kind = forward.kind
+    gradients, inputs, saved = forward.split_given(given)
+    # What is differentiated again follows from the tensors of the call alone.
+    uses_states = not torch.is_grad_enabled() and runs_kernels((*inputs.flat, *saved))
+    key = None
+    if kind.is_cached and uses_states and runs_kernels((inputs.x, *gradients)):
+        key, recipe = call_cache.recall_gradient(kind, needs, given, policy)
+        if recipe is not None:
+            return recipe.again(given), recipe
+        given = _tell_apart(given)
+        gradients, inputs, saved = forward.split_given(given)
+    tape = Tape(given, is_kept=key is not None)
+    states = forward.states if uses_states else None
+    with resumed(policy):  # autograd runs backward passes in threads of its own
+        work = FusedBackwardPass(kind.request.call, inputs, gradients, needs, scan, tape, states, saved)
+        found = compute_fused_gradients(work)
+    recipe = tape.recipe(found) if key is not None else None
+    if key is not None and recipe is not None:
+        call_cache.remember(call_cache.GRADIENTS, key, recipe)
+    return found, None
+
+
+def _tell_apart(given: Tensors) -> Tensors:
+    """The tensors, each another one: of a tensor that is given twice a recipe could not tell which is read."""
+    found: list[torch.Tensor | None] = []
+    for each in given:
+        found.append(each if each is None or all(each is not other for other in found) else each.detach())
+    return tuple(found)
 
 
 def is_sum_followed(tensors: Sequence[torch.Tensor | None]) -> bool:

@@ -24,6 +24,7 @@ from scanops.requests.call import Call
 from scanops.requests.geometry import separate
 from scanops.requests.request import Inputs, RequestKind, SavedTensors, Tensors, check_request
 from scanops.requests.torch_state import autocast, has_own_operations, reads_memory, runs_kernels
+from scanops.runtime.recipes import Tape
 
 OperatorResults = list[torch.Tensor]  # as operators of torch.library return them
 
@@ -171,7 +172,8 @@ def implement(
 def _backward_fused(gradients: Sequence[Any], needs: Sequence[bool], *arguments: Any) -> OperatorResults:
     inputs, call = schema.parse(arguments)
     with schema.lengths(call.any_length):
-        found = compute_fused_gradients(FusedBackwardPass(call, inputs, gradients, tuple(needs), run))
+        tape = Tape((), is_kept=False)
+        found = compute_fused_gradients(FusedBackwardPass(call, inputs, gradients, tuple(needs), run, tape))
     return [
         inputs.x.new_empty(0) if each is None or not need else each for each, need in zip(found, needs, strict=True)
     ]

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 from torch.compiler import is_compiling
 
+from scanops.ops import schema
+from scanops.ops.fused import FusedForward, recall_fused
+from scanops.ops.gradients import differentiate_fused
+from scanops.ops.linearised import Scan
 from scanops.ops.node import backward_pass
 from scanops.ops.saved import saved_mask
 from scanops.requests.arguments import resolve_call
@@ -15,6 +20,7 @@ from scanops.requests.packed_sequences import PlainCall
 from scanops.requests.request import Inputs, Needs, RequestKind, Tensors
 from scanops.requests.torch_state import runs_kernels
 from scanops.runtime import call_cache, native
+from scanops.runtime.recipes import Recipe
 
 
 def register(asked: Call, given: Inputs, known: call_cache.CachedLaunch) -> None:
@@ -31,18 +37,35 @@ def register(asked: Call, given: Inputs, known: call_cache.CachedLaunch) -> None
 
 
 def register_functions(
-    call: Call, given: Inputs, options: dict[str, Any], functions: list[tuple[Any, Any]], *, has_mask: bool
+    call: Call,
+    given: Inputs,
+    options: dict[str, Any],
+    functions: list[tuple[Any, Any]],
+    scan: Scan,
+    *,
+    has_mask: bool,
 ) -> None:
     """Let C++ serve the next scan of equal functions, if a launch has served this one.
 
     ``options``: as the user gave them. ``functions``: those among them, and an operator of the user's, each with what
-    it reads, as ``trace_keys`` describes it. ``has_mask``: whether the last operand is the user's mask.
+    it reads, as ``trace_keys`` describes it. ``scan`` computes the scans of a gradient. ``has_mask``: whether the last
+    operand is the user's mask.
     """
     if native.serve is None or is_compiling() or given.offsets is not None or not runs_kernels(given.flat):
         return
-    known = call_cache.recall(call, given)[1]
+    results: dict[str, Any] = {"final": call.final}
+    launched = call
+    if given.differentiates:
+        forward = recall_fused(call, given)[0]
+        if forward.is_composed or not forward.kind.is_cached:
+            return
+        launched = forward.writing_call
+        part = _of_fused(forward, scan)
+        adjoint = native.CallGradient(forward.needs, part.number, forward.list_saved(), part)
+        results |= {"hidden": forward.hidden, "adjoints": (adjoint,)}
+    known = call_cache.recall(launched, given)[1]
     if known is not None and _should_register(known):
-        native.register_call(options, given, known.launcher, traced=functions, has_mask=has_mask)
+        native.register_call(options, given, known.launcher, traced=functions, has_mask=has_mask, **results)
 
 
 def _should_register(known: call_cache.CachedLaunch) -> bool:
@@ -74,21 +97,40 @@ def register_chunks(call: Call, given: Inputs, view: PlainCall, result: Any) -> 
 class GradientFromPython:
     """The gradients of calls of one kind that C++ has served, where those of some inputs are wanted.
 
-    Called by a node in C++ that has no kernels for its backward pass yet, or is differentiated again.
+    Called by a node in C++ that has no steps for its backward pass yet, or is differentiated again.
     """
 
-    __slots__ = ("_kind", "_needs", "number")
+    __slots__ = ("_compute", "number")
 
-    def __init__(self, kind: RequestKind, needs: Needs) -> None:
-        self._kind, self._needs = kind, needs
+    def __init__(self, compute: Callable[[str | None, Tensors], tuple[Tensors, Recipe | None]]) -> None:
+        self._compute = compute
         self.number = next(native.NUMBERS)
 
     def __call__(self, policy: str | None, given: Tensors) -> Tensors:
-        """Return the gradients as ``NAMES``; ``given`` is as in ``backward_pass``."""
-        found, recipe = backward_pass(self._kind, self._needs, given, policy)
-        if recipe is not None and given[0] is not None:
+        """Return the gradients; ``given``: those of the results, then what was saved."""
+        found, recipe = self._compute(policy, given)
+        if recipe is not None:
             native.register_gradient(self.number, given, recipe)
         return found
+
+
+def _of_plain(kind: RequestKind, needs: Needs) -> GradientFromPython:
+    def compute(policy: str | None, given: Tensors) -> tuple[Tensors, Recipe | None]:
+        found, recipe = backward_pass(kind, needs, given, policy)
+        return found, recipe if given[0] is not None else None  # which is made of zeros there
+
+    return GradientFromPython(compute)
+
+
+def _of_fused(forward: FusedForward, scan: Scan) -> GradientFromPython:
+    def compute(policy: str | None, given: Tensors) -> tuple[Tensors, Recipe | None]:
+        if is_compiling():  # whose graph has one operator
+            gradients, inputs, _ = forward.split_given(given)
+            options = schema.list_fused_arguments(forward.kind.request.call)
+            return schema.differentiate_fused_by_operator(options, inputs, gradients, forward.needs), None
+        return differentiate_fused(forward, forward.needs, given, policy, scan)
+
+    return GradientFromPython(compute)
 
 
 def _list_gradients(kind: RequestKind, inputs: Inputs) -> tuple[native.CallGradient, ...]:
@@ -100,11 +142,8 @@ def _list_gradients(kind: RequestKind, inputs: Inputs) -> tuple[native.CallGradi
     found = []
     for needs in itertools.product(*((False, True) if wanted else (False,) for wanted in may)):
         if any(needs):
-            part = GradientFromPython(kind, needs)
-            saves = _bits((*saved_mask(kind, needs), True, True))  # starts and offsets are saved
-            found.append(native.CallGradient(_bits(needs), part.number, saves, part))
+            part = _of_plain(kind, needs)
+            *saved, indices = saved_mask(kind, needs)
+            flags = (*saved, indices and bool(kind.indexed), True, True)  # starts and offsets are saved
+            found.append(native.CallGradient(needs, part.number, native.list_saved(flags), part))
     return tuple(found)
-
-
-def _bits(flags: tuple[bool, ...]) -> int:
-    return sum(flag << place for place, flag in enumerate(flags))

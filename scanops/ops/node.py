@@ -17,7 +17,13 @@ from scanops import torch_private as private
 from scanops.codegen.operators import find_operator
 from scanops.fallback.scans import compute
 from scanops.ops import schema
-from scanops.ops.gradients import FusedBackwardPass, compute_fused_gradients, differentiate, is_sum_followed
+from scanops.ops.gradients import (
+    FusedBackwardPass,
+    compute_fused_gradients,
+    differentiate,
+    differentiate_fused,
+    is_sum_followed,
+)
 from scanops.ops.linearised import knows, push_forward
 from scanops.ops.saved import saved_mask
 from scanops.ops.schema import Outputs
@@ -32,10 +38,10 @@ from scanops.requests.request import (
     SavedTensors,
     Tensors,
 )
-from scanops.requests.torch_state import has_kernels, is_derived, is_transformed, runs_kernels, torch_kernels
+from scanops.requests.torch_state import has_kernels, is_derived, is_transformed, torch_kernels
 from scanops.runtime.launcher import deliver
 from scanops.runtime.policies import resumed
-from scanops.runtime.recipes import Recipe
+from scanops.runtime.recipes import Recipe, Tape
 
 _GRAD, _JVP, _VMAP = (getattr(private.TransformType, name) for name in ("Grad", "Jvp", "Vmap"))
 _FUNCTIONS_KNOW = {_GRAD, _JVP, _VMAP}  # transforms that autograd.Function has rules for; functionalize is none
@@ -152,8 +158,7 @@ class ScanFunction(torch.autograd.Function):
                     ctx.fused, inputs, given, needs
                 )
             else:
-                with resumed(ctx.policy):  # autograd runs backward passes in threads of its own
-                    x, mask, gate, initial, *further = _differentiate_fused(ctx, needs, given)
+                x, mask, gate, initial, *further = _differentiate_fused(ctx, needs, given)
             return (None, x, mask, gate, None, None, initial, *further)
         if ctx.sharded is not None:
             # A checkpoint computes the call again, with its exchanges, where saved tensors are read: on all ranks.
@@ -197,20 +202,20 @@ def _save_plain(ctx: Any, work: ForwardPass, tensors: Sequence[torch.Tensor | No
         ctx.call = work.call  # type: ignore[attr-defined]  # of an operator
 
 
-def _differentiate_fused(ctx: Any, needs: Needs, gradients: Sequence[torch.Tensor | None]) -> Tensors:
+def _differentiate_fused(ctx: Any, needs: Needs, gradients: Tensors) -> Tensors:
     """Return the gradients of ``Inputs.differentiable`` that a node is asked for."""
     call, tensors = ctx.kind.request.call, ctx.saved_tensors
+    if not call.summed:
+        given = ctx.forward.list_given(gradients, tensors)
+        return differentiate_fused(ctx.forward, needs, given, ctx.policy, ctx.scan)[0]
     count = FURTHER_AT + len(needs) - len(NAMES)
     inputs, saved = Inputs.of_flat(tensors[:count]), tensors[count:]
-    if call.summed:
-        operator = ctx.fused if is_sum_followed((*tensors, *gradients)) else None
+    operator = ctx.fused if is_sum_followed((*tensors, *gradients)) else None
+    tape = Tape((), is_kept=False)
+    with resumed(ctx.policy):  # autograd runs backward passes in threads of its own
         return compute_fused_gradients(
-            FusedBackwardPass(call, inputs, gradients, needs, ctx.scan, saved=saved, operator=operator)
+            FusedBackwardPass(call, inputs, gradients, needs, ctx.scan, tape, saved=saved, operator=operator)
         )
-    # What is differentiated again follows from the tensors of the call alone.
-    uses_states = not torch.is_grad_enabled() and runs_kernels(tensors)
-    states = ctx.states if uses_states else None
-    return compute_fused_gradients(FusedBackwardPass(call, inputs, gradients, needs, ctx.scan, states, saved))
 
 
 def needs_of(ctx: Any) -> Needs:

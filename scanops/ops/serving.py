@@ -10,10 +10,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from scanops import recording
-from scanops.codegen.fusion.adjoint import RECURRENCES, derive_adjoint
-from scanops.codegen.fusion.fusion import MOST_OPERANDS
 from scanops.fallback.fused import compose
-from scanops.ops.fused import FusedPass, fusion_of_call
+from scanops.ops.fused import FusedForward, FusedPass, recall_fused
 from scanops.ops.native_calls import register
 from scanops.ops.node import ScanFunction, by_torch
 from scanops.ops.schema import Outputs
@@ -70,11 +68,15 @@ def serve(
     """
     if call.summed:
         return _serve_summed(_recall_kind(call, given), given, scan, eager=eager)
+    if eager and call.fusion is not None and given.differentiates:
+        forward, given = recall_fused(call, given)
+        # A pass with gradients may write states as well, by another kernel than the call without.
+        return _record_fused(forward, given, lambda call, given: serve(call, given, scan, eager=True), scan)
     key = None
     if eager and all([out is None for out in outs]):
         key, known = call_cache.recall(call, given)
         if known is not None:
-            return _repeat(call, given, known, scan, record)
+            return _repeat(call, given, known, record)
     request = check_request(call, given, outs)
     if not eager:
         if request.x.is_cpu and call.fusion is None:  # whose plain scan is counted
@@ -86,14 +88,13 @@ def serve(
     ):
         key = None
     work = UncachedForward(RequestKind(request), request, key, scan)
-    return _compute(work, request.inputs, scan, record)
+    return _compute(work, request.inputs, record)
 
 
 def _repeat(
     asked: Call,
     given: Inputs,
     known: call_cache.CachedLaunch,
-    scan: Scan,
     record: Callable[..., Outputs] | None,
 ) -> Outputs:
     """Return the results of a call like one before it, which ``known`` served. C++ serves the next one, if it can."""
@@ -102,26 +103,18 @@ def _repeat(
         check_offsets(call.name, given.offsets, given.x.expand(known.kind.request.shape), call.dim)
     if call.fusion is None:  # others are known by their functions: ``register_functions``
         register(asked, given, known)
-    return _compute(known, given, scan, record)
+    return _compute(known, given, record)
 
 
 def _compute(
     work: UncachedForward | call_cache.CachedLaunch,
     given: Inputs,
-    scan: Scan,
     record: Callable[..., Outputs] | None,
 ) -> Outputs:
     """Return the results of a forward pass, recorded by autograd where a gradient is wanted."""
     if record is None and not given.differentiates:
         return work.compute(given.flat)
-    if work.kind.request.call.fusion is None:
-        return (record or ScanFunction.record)(work, given.flat)
-
-    # A pass with gradients may write states as well, by another kernel than the call without.
-    def compute(call: Call, given: Inputs) -> Outputs:
-        return serve(call, given, scan, eager=True)
-
-    return record_fused_call(work.kind, given, compute, scan, saves_states=True)
+    return (record or ScanFunction.record)(work, given.flat)
 
 
 def _recall_kind(call: Call, given: Inputs) -> RequestKind:
@@ -151,17 +144,11 @@ def record_fused_call(kind: RequestKind, given: Inputs, compute: Scan, scan: Sca
     if kind.request.call.summed:
         summed = SummedPass(kind, lambda call, given: (compute(call, given), ()), scan)
         return ScanFunction.record(summed, given.flat)
-    if not _has_fused_gradient(kind.request.call, given):
-        return compose(kind.request.call, given, scan)
-    return ScanFunction.record(FusedPass(kind, compute, scan, saves_states=saves_states), given.flat)
+    needs = tuple([each is not None and each.requires_grad for each in given.differentiable])
+    return _record_fused(FusedForward(kind, given, needs, saves_states=saves_states), given, compute, scan)
 
 
-def _has_fused_gradient(call: Call, given: Inputs) -> bool:
-    """Whether the gradients of a fused scan are computed by fused scans; otherwise by those of torch's operators."""
-    fusion = fusion_of_call(call)
-    wanted = tuple(each.requires_grad for each in given.operands)
-    if call.op in RECURRENCES:
-        count = len(wanted) + (given.initial is not None)
-        return any(wanted) and count + len(fusion.outputs) < MOST_OPERANDS
-    every = (True,) * len(fusion.outputs), wanted, (True,) * len(wanted)
-    return bool(fusion.fields) and derive_adjoint(fusion, call.op, call.exclusive, *every) is not None
+def _record_fused(forward: FusedForward, given: Inputs, compute: Scan, scan: Scan) -> Outputs:
+    if forward.is_composed:
+        return compose(forward.kind.request.call, given, scan)
+    return ScanFunction.record(FusedPass(forward, compute, scan), given.flat)

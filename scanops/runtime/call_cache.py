@@ -105,7 +105,7 @@ def remember(cache: dict[Key, Value], key: Key, value: Value) -> bool:
 
 
 def recall_gradient(kind: object, needs: Needs, given: Tensors, policy: str | None) -> tuple[Key | None, Recipe | None]:
-    """Return the key of a backward pass that is given these tensors, the first a gradient, and its recipe.
+    """Return the key of a backward pass that is given these tensors, gradients first, and its recipe.
 
     ``kind`` is equal to itself alone: of forward passes that differ in nothing but their data.
     """
@@ -126,9 +126,10 @@ def is_superseded(launchers: tuple[Launcher, ...]) -> bool:
 
 
 def tensor_signature(tensors: Tensors) -> list[object]:
-    """What spec, kernel and arguments of a launch follow from; the first tensor is there."""
+    """What spec, kernel and arguments of a launch follow from; one tensor is there at least."""
     first = tensors[0]
-    assert first is not None
+    if first is None:
+        first = next(each for each in tensors if each is not None)
     active = None if first.is_cuda else emulator.ACTIVE.get()
     return [
         None if active is None else active.multiprocessors,

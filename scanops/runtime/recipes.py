@@ -47,9 +47,13 @@ class Recipe:
 
 
 class Tape:
-    """The tensors that a backward pass is given, then those that each of its steps returned."""
+    """The tensors that a backward pass is given, then those that each of its steps returned.
 
-    def __init__(self, given: Tensors) -> None:
+    ``is_kept``: whether a recipe is to be made of it.
+    """
+
+    def __init__(self, given: Tensors, *, is_kept: bool = True) -> None:
+        self.is_kept = is_kept
         tensors = [id(each) for each in given if each is not None]
         self._whole = len(set(tensors)) == len(tensors)  # of one tensor given twice it is unknown which was read
         self._tape: list[torch.Tensor | None] = [None, *given]

@@ -24,6 +24,7 @@ import torch
 from click.testing import CliRunner
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
 
 import scanops
 from scanops import environment
@@ -744,8 +745,45 @@ MIXED: dict[str, Call] = {
     "weights": lambda x, _: scanops.cumsum(GATE, 1, mask=x),
     "a gate for each column": lambda x, _: scanops.linear_scan(x[:1], GATE, 1),
 }
-CALLS = ALONE | CHUNKS | MIXED
-BY_TORCH_TOO = {*MIXED, "chunks of logarithms"}  # PyTorch's operators have a part in their backward passes
+
+
+def multiply(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x * y
+
+
+def pass_gate(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.sigmoid(x), y
+
+
+def decay(total: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return total > 0, torch.exp(-total) * y, total + x
+
+
+MEAN = scanops.operator(
+    fields=("weight", "total"),
+    lift=lambda x, w: (1 + w * w, w * x),
+    combine=lambda older, newer: (older.weight + newer.weight, older.total + newer.total),
+    project=lambda state: state.total / state.weight,
+)
+FUSED: dict[str, Call] = {
+    "products": lambda x, _: scanops.scan((x, GATE), "sum", 1, map=multiply),
+    "products with itself": lambda x, _: scanops.scan((x, x), "sum", 0, map=multiply, reverse=True),
+    "one tensor": lambda x, _: scanops.scan(x, "sum", 1, map=torch.sin, mask=MASK),
+    "gates": lambda x, _: scanops.scan((x, GATE), "linear", 1, map=pass_gate, segment_starts=FLAGS),
+    "fields": lambda x, _: scanops.scan((x, GATE), MEAN, 1),
+}
+FUSED_PAIRS: dict[str, Call] = {
+    "decays": lambda x, _: scanops.scan((x, GATE), "sum", 1, map=multiply, then=decay),
+    "gates with carries": lambda x, h: scanops.scan(
+        (GATE, x), "linear", 1, map=pass_gate, initial=h, return_final=True
+    ),
+}
+FUSED_MIXED: dict[str, Call] = {
+    "gates of columns": lambda x, _: scanops.scan((x[:1], GATE), "linear", 1, map=pass_gate, exclusive=True),
+    "halves": lambda x, _: scanops.scan((x[:, :1].half(), GATE), "sum", 1, map=multiply),
+}
+PAIRS = CHUNKS | FUSED_PAIRS
+CALLS = ALONE | CHUNKS | MIXED | FUSED | FUSED_PAIRS | FUSED_MIXED
 LAYOUTS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
     lambda g: g,
     lambda g: g[:1].expand(g.shape),
@@ -772,12 +810,12 @@ def slopes(name: str, used: tuple[int, ...], scale: float, spread: Any = LAYOUTS
 @pytest.mark.parametrize("name", CALLS)
 def test_every_operator(name: str, counted: Counted) -> None:
     """C++'s gradient is Python's to the bit, for other data, layouts of gradients and whichever results are used."""
-    used = [(0,), (1,), (0, 1)] if name in CHUNKS else [(0,)]
-    layouts = LAYOUTS if name in ALONE else LAYOUTS[:1]
+    used = [(0,), (1,), (0, 1)] if name in PAIRS else [(0,)]
+    layouts = LAYOUTS if name in ALONE | FUSED else LAYOUTS[:1]
     cases = list(itertools.product(used, (60.0, 45.0), layouts))
     for _ in range(4):
         slopes(name, used[0], 60.0)
-    assert native.count_registered() == 1 + (name not in BY_TORCH_TOO)  # forward and backward
+    assert native.count_registered() == 2  # forward and backward
     found = [[slopes(name, *case) for case in cases] for _ in range(4)]
     assert [named for _, named in found[-1]] == ["ScanBackward"] * len(cases) and counted.calls > 0
     native.serve = None
@@ -794,13 +832,17 @@ def test_every_operator(name: str, counted: Counted) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["sum of segments", "sum, masked, reverse", "product", "cummax", "recurrence", "chunks of a recurrence"]
+    "name",
+    [
+        *("sum of segments", "sum, masked, reverse", "product", "cummax", "recurrence", "chunks of a recurrence"),
+        *("gates", "decays", "gates with carries", "gates of columns"),
+    ],
 )
 def test_in_a_graph_of_compiled_autograd(name: str, counted: Counted) -> None:
     """A native node is one operation to a tracer, whichever scan it is of."""
     torch.compiler.reset()
     graphs: list[list[str]] = []
-    used = (0, 1) if name in CHUNKS else (0,)
+    used = (0, 1) if name in PAIRS else (0,)
     for _ in range(4):
         expected, named = slopes(name, used, 30.0)
     for _ in range(2):  # the second time by the graph of the first
@@ -808,7 +850,8 @@ def test_in_a_graph_of_compiled_autograd(name: str, counted: Counted) -> None:
             found, named = slopes(name, used, 30.0)
         assert named == "ScanBackward"
         torch.testing.assert_close(found, expected)
-    assert graphs == [["scanops.scan_backward.default"]]
+    backward = "fused_backward" if name in FUSED | FUSED_PAIRS | FUSED_MIXED else "scan_backward"
+    assert graphs == [[f"scanops.{backward}.default"]]
 
 
 def native_node(call: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
@@ -848,8 +891,10 @@ def test_autograd_s_own_rules(counted: Counted) -> None:
     [
         (lambda x, mask: scanops.cumsum(x, 1, mask=mask), lambda y, mask: mask.logical_not_()),
         (lambda x, mask: scanops.logcumsumexp(x, 1), lambda y, mask: y.mul_(2)),  # its gradient reads the result
+        (lambda x, mask: scanops.scan((x, GATE), "sum", 1, map=multiply, mask=mask), lambda y, mask: mask.fill_(True)),
+        (lambda x, mask: scanops.scan((x, GATE), "linear", 1, map=pass_gate), lambda y, mask: y.mul_(2)),
     ],
-    ids=["operand", "result"],
+    ids=["operand", "result", "operand of a fused scan", "result of a fused scan"],
 )
 def test_saved_tensors(scan: Callable[..., torch.Tensor], change: Callable[..., object], counted: Counted) -> None:
     """A saved tensor that was changed or released raises; reference counts alone free what a node holds."""
@@ -881,7 +926,8 @@ def test_higher_orders(counted: Counted) -> None:
     x, gate = (torch.rand(2, 40, dtype=torch.float64, requires_grad=True) for _ in range(2))
 
     def call(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        return scanops.linear_scan(gate, x, 1) + scanops.logcumsumexp(x, 1) + scanops.cumsum(x, 1, mask=MASK) ** 2
+        plain = scanops.linear_scan(gate, x, 1) + scanops.logcumsumexp(x, 1) + scanops.cumsum(x, 1, mask=MASK) ** 2
+        return plain + scanops.scan((gate, x), "linear", 1, map=pass_gate)
 
     for _ in range(4):
         call(x, gate).sum().backward()
@@ -900,6 +946,60 @@ def test_which_inputs_want_a_gradient(counted: Counted) -> None:
                 y.sum().backward()
             assert [each.grad is not None for each in (a, b)] == list(wanted)
     assert counted.calls > 0 and native.count_registered() == 1 + 3
+
+
+def test_which_inputs_of_a_fused_scan_want_a_gradient(counted: Counted) -> None:
+    """Each kind of gradient has a kernel of its own, which writes what that gradient reads."""
+    for turn in range(4):
+        for wanted in ((True, False), (False, True), (True, True), (False, False)):
+            a, b = (leaf(60 + turn).detach().requires_grad_(want) for want in wanted)
+            y = scanops.scan((a, b), "linear", 1, map=pass_gate)
+            assert (y.grad_fn is not None) == any(wanted)
+            gate = torch.sigmoid(a)
+            expected = scanops.linear_scan(gate, b, 1)
+            torch.testing.assert_close(y, expected)
+            if any(wanted):
+                used = [each for each in (a, b) if each.requires_grad]
+                found, right = (torch.autograd.grad((each * INCOMING).sum(), used) for each in (y, expected))
+                torch.testing.assert_close(found, right)
+    with torch.no_grad():
+        assert scanops.scan((a.requires_grad_(), b), "linear", 1, map=pass_gate).grad_fn is None
+
+
+def test_a_checkpoint_of_fused_scans(counted: Counted) -> None:
+    """Python's node and C++'s save the same tensors: either may be the one that is computed again."""
+
+    def compute(x: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+        y, final = CALLS["gates with carries"](x, h)
+        z = scanops.scan((x, GATE), "linear", 1, map=pass_gate)
+        return (y * INCOMING).sum() + final.sum() + (z * INCOMING).sum() + CALLS["decays"](x, h)[1].sum()
+
+    expected: list[Any] = []
+    for turn in range(8):
+        x, h = leaf(60.0), torch.tensor([2.0, -1.0, 0.5], requires_grad=True)
+        kept: list[torch.Tensor] = []
+        pack = partial(lambda kept, each: kept.append(each) or each, kept)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda each: each):
+            gradients = torch.autograd.grad(compute(x, h), (x, h))
+        y = checkpoint(compute, x, h, use_reentrant=False)
+        if turn % 3 == 2:
+            native.forget()
+            call_cache.forget()  # Python computes again what C++ has served
+        found = [*gradients, *torch.autograd.grad(y, (x, h)), *kept]
+        expected = expected or found
+        assert len(found) == len(expected) and all(map(torch.equal, found, expected))
+    assert counted.calls > 0
+
+
+def test_batches_of_gradients_of_fused_scans(counted: Counted) -> None:
+    rows = torch.eye(3)[:, :, None].expand(3, 3, 40)
+    for _ in range(4):
+        x = leaf(60.0)
+        y = CALLS["gates"](x, x)
+        (batched,) = torch.autograd.grad(y, x, rows, is_grads_batched=True, retain_graph=True)
+        single = torch.stack([torch.autograd.grad(y, x, row, retain_graph=True)[0] for row in rows])
+        torch.testing.assert_close(batched, single)
+    assert counted.calls > 0
 
 
 def test_a_backward_pass_in_python(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:

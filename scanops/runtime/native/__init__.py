@@ -12,8 +12,9 @@ Python and C++ name what they exchange: tensors and options of a call as ``Serve
 tuples. The order of tensors that are saved is that of ``SavedTensors``, which is compared with C++'s when it is loaded.
 
 The C++ node of autograd is the fast path of ``scanops.ops.node.ScanFunction``: a call with its backward pass takes
-71 us of CPU time, torch's 91 us. It saves the same tensors, launches the backward passes that Python found to be
-kernels only (``scanops.runtime.recipes``), and calls Python's ``Backward`` for all others.
+71 us of CPU time, torch's 91 us. It saves the same tensors, repeats the steps of a backward pass that Python has
+recorded (``scanops.runtime.recipes``), and calls Python's ``GradientFromPython`` for all others. The key of a fused
+scan has which tensors want a gradient: its kernel writes states that the gradient reads.
 
 Calls whose kernels have links to other ranks are served as well. Their keys have the process group and what the public
 function was given. Before a launch C++ compares two words of the link, and calls Python to note the
@@ -152,12 +153,28 @@ class NativeLaunch(NamedTuple):
     launcher: Launcher
 
 
+class NativeOperation(NamedTuple):
+    """A step that PyTorch's operators compute, as C++ runs it."""
+
+    compute: Callable[[Any], Tensors]
+    reads: tuple[int, ...]  # places among tensors and the results before; -1 is None
+
+
+# The places, among Inputs.flat and then results, of the tensors that a plain scan may save, as SavedTensors names them.
+_SAVED = (0, 1, 2, 5, FURTHER_AT, FURTHER_AT + 1, 3, 4)
+
+
+def list_saved(flags: Sequence[bool]) -> tuple[int, ...]:
+    """Return ``CallGradient.saves`` of a plain scan, whether each of ``SavedTensors`` is saved; others are not."""
+    return tuple(place if flag else -1 for place, flag in itertools.zip_longest(_SAVED, flags, fillvalue=False))
+
+
 class CallGradient(NamedTuple):
     """A gradient that a call may be asked for which C++ serves."""
 
-    needs: int  # the inputs that it is wanted of: bits, in the order of SavedTensors
+    needs: tuple[bool, ...]  # the inputs that it is wanted of, as Inputs.differentiable
     number: int  # by which register_gradient names it
-    saves: int  # the tensors that the node saves: bits likewise
+    saves: tuple[int, ...]  # what the node saves: places among Inputs.flat, then results; -1 for nothing
     differentiate: Callable[..., Tensors]  # what computes it from Python: (policy, tensors), of a linked call with more
     begin: Callable[..., object] | None = None  # of a linked call: what precedes its pass
 
@@ -181,6 +198,7 @@ def register_call(
     launcher: Launcher,
     *,
     final: bool = False,
+    hidden: int = 0,
     adjoints: tuple[CallGradient, ...] = (),
     shape: torch.Size | None = None,
     link: LinkedCall | None = None,
@@ -190,9 +208,9 @@ def register_call(
     """Let C++ serve calls like this one, which ``launcher`` has served.
 
     ``options`` is what ``serve`` is given beside the tensors. ``final``: whether the carry-out is the last result.
-    ``adjoints``: each gradient that the call may be asked for. ``shape``: that of the result, where it is another view
-    of what the launcher writes. ``traced``: functions among the options, each with what it reads. ``has_mask``: whether
-    the last of further operands is given as the mask.
+    ``hidden``: results before it that the user does not get. ``adjoints``: each gradient that the call may be asked
+    for. ``shape``: that of the result, where it is another view of what the launcher writes. ``traced``: functions
+    among the options, each with what it reads. ``has_mask``: whether the last of further operands is given as the mask.
     """
     module, template, on_gpu = _MODULES[0], launcher.template, inputs.x.is_cuda
     further = inputs.flat[FURTHER_AT:]
@@ -212,7 +230,12 @@ def register_call(
     fields["x"] = (inputs.x, *further) if further else inputs.x
     reads = tuple((which, places[place], skip) for which, (_, place, skip) in enumerate(launcher.reads))
     launches = (NativeLaunch(template, reads, launcher),)
-    module.register_call(fields, _multiprocessors(on_gpu), launches, final, adjoints, link)
+    # Of results, which are behind all operands here and there.
+    places += range(len(module.OPERANDS) + len(further), len(module.OPERANDS) + len(further) + len(launcher.places))
+    known = tuple(
+        each._replace(saves=tuple(-1 if place < 0 else places[place] for place in each.saves)) for each in adjoints
+    )
+    module.register_call(fields, _multiprocessors(on_gpu), launches, final, hidden, known, link)
 
 
 class Patch:
@@ -254,25 +277,22 @@ def register_gradient(number: int, tensors: Tensors, recipe: Recipe) -> None:
 
     ``tensors``: the gradients of result and carry-out, then ``SavedTensors``.
     """
-    if not should_register(recipe):
-        return
     # A tape holds no tensor at 0, then these tensors, then the results of each step.
-    places, end = [*range(1, 1 + len(tensors))], 1 + len(tensors)
-    first, launches = end, []
-    for _, reads, launcher in recipe.steps:
-        if launcher is None or not launcher.own:
-            return
-        if not set(places).issuperset(reads[place] for _, place, _ in launcher.reads):
-            return
-        read = tuple((n, places.index(reads[place]), skip) for n, (_, place, skip) in enumerate(launcher.reads))
-        launches.append(NativeLaunch(launcher.template, read, launcher))
-        places += range(end, end + len(launcher.places))
-        end += len(launcher.places)
-    gradient = tensors[0]
-    if gradient is None or any(place and place < first for place in recipe.gives):
+    first = 1 + len(tensors)
+    if any(0 < place < first for place in recipe.gives) or not should_register(recipe):
         return
+    steps: list[NativeLaunch | NativeOperation] = []
+    for compute, reads, launcher in recipe.steps:
+        if launcher is None:
+            steps.append(NativeOperation(compute, tuple(place - 1 for place in reads)))
+        elif launcher.own:
+            read = tuple((n, reads[place] - 1, skip) for n, (_, place, skip) in enumerate(launcher.reads))
+            steps.append(NativeLaunch(launcher.template, read, launcher))
+        else:
+            return
     gives = tuple(place - first if place else -1 for place in recipe.gives)  # which result each gradient is; -1: none
-    _MODULES[0].register_gradient(number, tensors, _multiprocessors(gradient.is_cuda), tuple(launches), gives)
+    on_gpu = any(each is not None and each.is_cuda for each in tensors)
+    _MODULES[0].register_gradient(number, tensors, _multiprocessors(on_gpu), tuple(steps), gives)
 
 
 def _multiprocessors(on_gpu: bool) -> int:

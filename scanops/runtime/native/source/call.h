@@ -24,9 +24,9 @@ using Key = c10::SmallVector<int64_t, 64>;
 // What a call reads, undefined where there is none; or a gradient and what was kept for it.
 using Operands = c10::SmallVector<at::Tensor, 12>;
 
-// What a call reads and what its gradient may read, then its options, by the names in kNames. Of the first kNeeds a
-// gradient may be wanted. Behind them are, among the operands, the further tensors of a fused scan, of whose calls no
-// gradient is computed here; behind `chunk` is what other calls than those of one tensor are known by.
+// What a call reads and what its gradient may read, then its options, by the names in kNames. Behind the former are,
+// among the operands, the further tensors of a fused scan; of these and of the first kNeeds a gradient may be wanted.
+// Behind `chunk` is what other calls than those of one tensor are known by.
 enum Field : size_t {
     kX, kMask, kGate, kInitial, kNeeds,
     kY = kNeeds, kIndices, kStarts, kOffsets, kSaved,
@@ -95,6 +95,9 @@ class CallFields {
         given_ |= uint32_t{1} << field;
         options_[field - kOptions] = option;
     }
+
+    // Whether it is of several tensors, or computes functions in its kernel, which differs by what needs a gradient.
+    bool is_fused() const { return is_list_ || has(kMap) || has(kThen) || (has(kOp) && options_[0].type == Type::kTraced); }
 
     // What Python gave for a field; null where that is None.
     PyObject* object(size_t field) const { return has(field) ? objects_[field] : nullptr; }
@@ -209,15 +212,14 @@ inline void append_rest(Key& key, const Operands& operands, int64_t multiprocess
     for (const auto& operand : operands) append_operand(key, operand);
 }
 
-// Which operands a gradient is wanted of, as bits of Field; none where that is one which has none here, as further
-// tensors of a fused scan have.
+// Which operands a gradient is wanted of, as bits: the first kNeeds, then further tensors. None where that is another.
 inline std::optional<size_t> find_needs(const Operands& operands) {
     size_t needs = 0;
     if (!at::GradMode::is_enabled()) return needs;
     for (size_t n = 0; n < operands.size(); ++n) {
         if (!operands[n].defined() || !operands[n].requires_grad()) continue;
-        if (n >= kNeeds) return std::nullopt;
-        needs |= size_t{1} << n;
+        if (n >= kNeeds && n < kFurther) return std::nullopt;
+        needs |= size_t{1} << (n < kNeeds ? n : kNeeds + n - kFurther);
     }
     return needs;
 }

@@ -32,8 +32,6 @@ Pointer pointer_to(Made* node) {
         return Pointer::unsafe_reclaim_from_nonowning(node);
 }
 
-constexpr size_t kEntered = kSaved, kHeld = kSaved + 1;  // of a linked call: the carry-in that came from another rank
-
 // What the node of a linked call keeps besides.
 struct Linked {
     Reference noted;  // what Entry.begin returned
@@ -44,13 +42,13 @@ struct Linked {
 class ScanBackward : public torch::autograd::Node {
  public:
     torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
-        torch::autograd::variable_list found(kNeeds);
+        torch::autograd::variable_list found(num_outputs());
         const bool linked = noted_ != nullptr;  // other ranks wait for this one's pass, whatever its gradients
         if (!linked && !any(gradients)) return found;
         Operands given = begun(gradients);
         const at::Tensor entered = unpack(given);
         if (linked && !at::GradMode::is_enabled()) begin(*adjoint_, policy_.get(), noted_.get(), given);
-        const bool known = !at::GradMode::is_enabled() && given[0].defined() && by_kernel(given, entered, found);
+        const bool known = !at::GradMode::is_enabled() && by_recipe(given, entered, found);
         if (!known) by_python(*adjoint_, policy_.get(), noted_.get(), given, entered, found);
         if (linked && !found[kInitial].defined() && task_should_compute_output(kInitial)) {
             const auto& edge = next_edge(kInitial);  // which no kernel of this rank reads
@@ -63,8 +61,8 @@ class ScanBackward : public torch::autograd::Node {
     void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& given) const override {
         given.collect(adjoint_->number);
         given.collect(held_);
-        for (size_t n = 0; n < kHeld; ++n)
-            if (holds(n)) given.collect(saved_[n], /*is_output=*/n == kY);
+        for (size_t n = 0; n < saved_.size(); ++n)
+            if (holds(n)) given.collect(saved_[n], /*is_output=*/(outputs_ >> n & 1) != 0);
     }
 
     // Into such a graph: Python's turn, which is operations to who traces it. They go by the policy where it runs.
@@ -73,19 +71,19 @@ class ScanBackward : public torch::autograd::Node {
         namespace compiled = torch::dynamo::autograd;
         compiled::ivalue_list read;
         std::vector<at::TypePtr> types;
-        for (size_t n = 0; n < kHeld; ++n) {
+        for (size_t n = 0; n < saved_.size(); ++n) {
             if (!holds(n)) continue;
             saved.before(saved_[n]);
             read.emplace_back(saved_[n].unpack(pointer_to(this)));
             types.emplace_back(at::TensorType::get());
         }
-        auto turn = [adjoint = adjoint_, held = held_, noted = noted_](
+        auto turn = [adjoint = adjoint_, held = held_, noted = noted_, count = num_outputs()](
                         const torch::autograd::variable_list& asked,
                         const compiled::ivalue_list& read) -> torch::autograd::variable_list {
-            torch::autograd::variable_list found(kNeeds);
+            torch::autograd::variable_list found(count);
             if (noted == nullptr && !any(asked)) return found;
             Operands given = begun(asked);
-            for (size_t n = 0, next = 0; n < kHeld; ++n)
+            for (size_t n = 0, next = 0; n <= adjoint->saves.size(); ++n)
                 given.push_back(held >> n & 1 ? read[next++].toTensor() : at::Tensor());
             const at::Tensor entered = given.pop_back_val();
             if (noted != nullptr && !at::GradMode::is_enabled()) begin(*adjoint, Py_None, noted.get(), given);
@@ -100,7 +98,7 @@ class ScanBackward : public torch::autograd::Node {
         auto results = compiler->call_function(
             saved.get_py_compiler(), "apply_functional", bound, gradients, read,
             compiled::IValuePacker<Expected>::pack(compiled::get_input_metadata(next_edges())));
-        for (size_t n = 0; n < kHeld; ++n)
+        for (size_t n = 0; n < saved_.size(); ++n)
             if (holds(n)) saved.after(saved_[n]);
         return results;
     }
@@ -112,31 +110,43 @@ class ScanBackward : public torch::autograd::Node {
 
     std::string name() const override { return "ScanBackward"; }
 
-    // `tensors` are fields up to kSaved; `policy` is a word or None.
-    void save(std::shared_ptr<const Adjoint> adjoint, const Operands& tensors, Reference policy, const Linked& linked) {
+    // Results from `hidden` on are not the user's; `policy` is a word or None.
+    void save(
+        std::shared_ptr<const Adjoint> adjoint, const Operands& operands, const Results& results, size_t hidden,
+        Reference policy, const Linked& linked) {
         adjoint_ = std::move(adjoint);
         policy_ = std::move(policy);
         noted_ = linked.noted;
-        for (size_t n = 0; n < kSaved; ++n) {
-            if (!tensors[n].defined() || !(adjoint_->saves >> n & 1)) continue;
-            saved_[n] = torch::autograd::SavedVariable(tensors[n], /*is_output=*/n == kY);
+        saved_.resize(adjoint_->saves.size() + 1);
+        auto keep = [&](size_t n, const at::Tensor& tensor, bool is_output) {
+            if (!tensor.defined()) return;
+            saved_[n] = torch::autograd::SavedVariable(tensor, is_output);
             held_ |= int64_t{1} << n;
+            outputs_ |= int64_t{is_output} << n;
+        };
+        for (size_t n = 0; n < adjoint_->saves.size(); ++n) {
+            if (adjoint_->saves[n] < 0) continue;
+            const auto place = static_cast<size_t>(adjoint_->saves[n]), result = place - operands.size();
+            if (place < operands.size())
+                keep(n, operands[place], false);
+            else
+                keep(n, results[result], result < hidden && results[result].requires_grad());
         }
-        if (!linked.entered.defined()) return;
-        saved_[kEntered] = torch::autograd::SavedVariable(linked.entered, /*is_output=*/false);
-        held_ |= int64_t{1} << kEntered;
+        keep(adjoint_->saves.size(), linked.entered, false);
     }
 
  private:
-    bool holds(size_t n) const { return held_ >> n & 1; }
+    bool holds(size_t n) const { return (held_ >> n & 1) != 0; }
 
     static bool any(const torch::autograd::variable_list& gradients) {
         return std::any_of(gradients.begin(), gradients.end(), [](const auto& each) { return each.defined(); });
     }
 
-    // The gradients of the result and of the carry-out.
+    // The gradients of the results that have any, and of the carry-out: at least two, as Python numbers them.
     static Operands begun(const torch::autograd::variable_list& gradients) {
-        return {gradients[0], gradients.size() > 1 ? gradients[1] : at::Tensor()};
+        Operands given(gradients.begin(), gradients.end());
+        if (given.size() < 2) given.emplace_back();
+        return given;
     }
 
     // What was saved, behind the gradients; returns the carry-in that has entered. Raises where it was changed, or let go
@@ -157,16 +167,11 @@ class ScanBackward : public torch::autograd::Node {
         if (found.is_none()) return;
         for (size_t n = 0; n < 2; ++n) {
             PyObject* const each = PyTuple_GET_ITEM(found.ptr(), static_cast<Py_ssize_t>(n));
-            given[n] = each == Py_None ? at::Tensor() : THPVariable_Unpack(each);
+            given[n] = unwrapped(each);
         }
     }
 
-    static py::object wrapped(const at::Tensor& tensor) {
-        if (!tensor.defined()) return py::none();
-        return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
-    }
-
-    bool by_kernel(Operands given, const at::Tensor& entered, torch::autograd::variable_list& found) const {
+    bool by_recipe(Operands given, const at::Tensor& entered, torch::autograd::variable_list& found) const {
         if (entered.defined()) given[2 + kInitial] = entered;  // where kernels read it
         for (const auto& each : given)
             if (is_dual(each)) return false;
@@ -174,12 +179,12 @@ class ScanBackward : public torch::autograd::Node {
         if (known.entry == nullptr) return false;
         Results results;
         launch(known, given, results);
-        for (size_t n = 0; n < kNeeds; ++n)
+        for (size_t n = 0; n < found.size(); ++n)
             if (known.entry->gives[n] >= 0) found[n] = results[known.entry->gives[n]];
         return true;
     }
 
-    // What no kernels are registered for yet, and what is to be differentiated again.
+    // What no steps are registered for yet, and what is to be differentiated again.
     static void by_python(
         const Adjoint& adjoint, PyObject* policy, PyObject* noted, const Operands& given, const at::Tensor& entered,
         torch::autograd::variable_list& found) {
@@ -191,37 +196,37 @@ class ScanBackward : public torch::autograd::Node {
         const auto results = py::reinterpret_steal<py::object>(PyObject_CallFunctionObjArgs(
             adjoint.python.get(), policy, arguments.ptr(), linked, noted, nullptr));
         if (!results) raise();
-        for (size_t n = 0; n < kNeeds; ++n) {
-            PyObject* const each = PyTuple_GET_ITEM(results.ptr(), static_cast<Py_ssize_t>(n));
-            if (each != Py_None) found[n] = THPVariable_Unpack(each);
-        }
+        for (size_t n = 0; n < found.size(); ++n)
+            found[n] = unwrapped(PyTuple_GET_ITEM(results.ptr(), static_cast<Py_ssize_t>(n)));
     }
 
     std::shared_ptr<const Adjoint> adjoint_;
     Reference policy_, noted_;  // the latter of a linked call
-    int64_t held_ = 0;          // which there are of these, as bits
-    std::array<torch::autograd::SavedVariable, kHeld> saved_;
+    int64_t held_ = 0, outputs_ = 0;  // which there are of these, and which are results that have a gradient, as bits
+    // As Adjoint.saves; then, of a linked call, the carry-in that came from another rank.
+    std::vector<torch::autograd::SavedVariable> saved_;
 };
 
 // Needs the interpreter's lock.
 inline void record(
-    const Entry& entry, size_t needs, const Operands& operands, const Results& results, const Linked& linked = {}) {
+    const Entry& entry, std::shared_ptr<const Adjoint> adjoint, const Operands& operands, const Results& results,
+    const Linked& linked = {}) {
     auto node = make_node<ScanBackward>();
-    node->set_next_edges(torch::autograd::collect_next_edges(
-        operands[kX], operands[kMask], operands[kGate], operands[kInitial]));
-    auto derived = [&](const at::Tensor& result) {
-        torch::autograd::impl::set_gradient_edge(result, {node, node->add_input_metadata(result)});
-    };
-    derived(results[0]);
-    if (entry.final) derived(results.back());
-    const bool indexed = results.size() > (entry.final ? 2 : 1);
+    torch::autograd::variable_list inputs(operands.begin(), operands.begin() + kNeeds);
+    inputs.insert(inputs.end(), operands.begin() + kFurther, operands.end());
+    node->set_next_edges(torch::autograd::collect_next_edges(at::TensorList(inputs)));
+    const size_t hidden = results.size() - entry.final - entry.hidden;
+    for (size_t n = 0; n < results.size(); ++n) {
+        if (n >= hidden && n < hidden + entry.hidden) continue;
+        const auto type = results[n].scalar_type();
+        if (at::isFloatingType(type) || at::isComplexType(type))
+            torch::autograd::impl::set_gradient_edge(results[n], {node, node->add_input_metadata(results[n])});
+    }
     PyObject* policy = nullptr;
     if (PyContextVar_Get(surroundings().policy, Py_None, &policy) < 0) raise();
-    Operands saved = operands;
-    saved[kY] = results[0];
-    if (indexed) saved[kIndices] = results[1];
-    // After the edge, which is part of a result that is saved.
-    node->save(entry.adjoints[needs], saved, held(py::reinterpret_steal<py::object>(policy).ptr()), linked);
+    // After the edges, which are part of results that are saved.
+    node->save(
+        std::move(adjoint), operands, results, hidden, held(py::reinterpret_steal<py::object>(policy).ptr()), linked);
 }
 
 }  // namespace scanops

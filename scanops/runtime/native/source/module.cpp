@@ -15,10 +15,11 @@ py::tuple tuple_of(const Results& results) {
     return tuple;
 }
 
-// Append what needs a gradient to the key of a linked call: its message to other ranks depends on it.
+// Append what needs a gradient to the key of a fused call, whose kernel writes what its gradient reads, and of a linked
+// call, whose message to other ranks depends on it.
 Key key_of(const CallFields& call, size_t needs) {
     Key key = call.key();
-    if (call.object(kGroup) != nullptr) key.push_back(static_cast<int64_t>(needs));
+    if (call.is_fused() || call.object(kGroup) != nullptr) key.push_back(static_cast<int64_t>(needs));
     return key;
 }
 
@@ -79,7 +80,8 @@ PyObject* serve(PyObject*, PyObject* const* given, Py_ssize_t count, PyObject* g
     const LookUpResult found = look_up(key_of(call, needs), operands);
     if (found.entry == nullptr) Py_RETURN_NONE;
     const Entry& entry = *found.entry;
-    if (needs && (entry.adjoints[needs] == nullptr || is_below_autograd())) Py_RETURN_NONE;
+    const auto adjoint = needs ? entry.find_adjoint(needs) : nullptr;
+    if (needs && (adjoint == nullptr || is_below_autograd())) Py_RETURN_NONE;
     const bool is_linked = entry.begin != nullptr;
     if (has_tangents(operands, is_linked)) Py_RETURN_NONE;
     check_offsets(entry, call);
@@ -95,7 +97,9 @@ PyObject* serve(PyObject*, PyObject* const* given, Py_ssize_t count, PyObject* g
         launch(found, operands, results);
     }
     if (entry.finish != nullptr) linked.entered = finish(entry, results);
-    if (needs) record(entry, needs, operands, results, linked);
+    if (needs) record(entry, adjoint, operands, results, linked);
+    const auto hidden = results.end() - static_cast<int64_t>(entry.hidden) - entry.final;
+    results.erase(hidden, hidden + static_cast<int64_t>(entry.hidden));
     if (results.size() == 1 && !is_linked) return THPVariable_Wrap(std::move(results[0]));
     return tuple_of(results).release().ptr();
     END_HANDLE_TH_ERRORS
@@ -109,44 +113,49 @@ Read read_field(const py::handle& from, const char* name) {
     return from.attr(name).cast<Read>();
 }
 
-// A launch, of a NativeLaunch.
-Launch launch_of(const py::handle& given) {
+// A step, of a NativeOperation or of a NativeLaunch.
+Step step_of(const py::handle& given) {
+    Step step;
+    if (py::hasattr(given, "compute")) {
+        step.compute = given.attr("compute").ptr();
+        for (const int64_t place : read_field<Numbers>(given, "reads")) step.reads.push_back({place, 0, 0});
+        return step;
+    }
     const py::object launcher = given.attr("launcher"), binding = given.attr("template");
     const auto offsets = read_field<Numbers>(binding, "reads");
-    Launch launch;
     const auto arguments = read_field<std::string>(binding, "arguments");
     if (arguments.size() > kMostArguments) throw py::type_error("arguments that there is no room for");
-    launch.arguments.assign(arguments.begin(), arguments.end());
+    step.arguments.assign(arguments.begin(), arguments.end());
     for (const auto& [which, place, skip] : read_field<std::vector<std::tuple<int64_t, int64_t, int64_t>>>(given, "reads"))
-        launch.reads.push_back({place, offsets.at(which), skip});
+        step.reads.push_back({place, offsets.at(which), skip});
     for (const auto& each : binding.attr("outputs")) {
         const auto [offset, sizes, dtype] = each.cast<std::tuple<int64_t, Numbers, py::object>>();
-        launch.outputs.push_back({offset, sizes, reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type});
+        step.outputs.push_back({offset, sizes, reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type});
     }
-    launch.function = reinterpret_cast<LaunchKernel>(read_field<uintptr_t>(binding, "launch"));
+    step.function = reinterpret_cast<LaunchKernel>(read_field<uintptr_t>(binding, "launch"));
     const py::object kernel = binding.attr("kernel");
-    launch.kernel = Kernel{
+    step.kernel = Kernel{
         reinterpret_cast<void*>(read_field<uintptr_t>(kernel, "handle")), read_field<unsigned>(kernel, "blocks"),
         read_field<unsigned>(kernel, "threads"), read_field<unsigned>(kernel, "shared_bytes"),
         read_field<Numbers>(kernel, "parameters")};
-    if (launch.kernel.parameters.size() > kMostParameters)
+    if (step.kernel.parameters.size() > kMostParameters)
         throw py::type_error("parameters that there is no room for");
     const auto configure = read_field<uintptr_t>(binding, "configure");
-    launch.configure = reinterpret_cast<void (*)(unsigned long long, int)>(configure);
-    std::tie(launch.workspace_offset, launch.workspace_bytes) =
+    step.configure = reinterpret_cast<void (*)(unsigned long long, int)>(configure);
+    std::tie(step.workspace_offset, step.workspace_bytes) =
         read_field<std::pair<int64_t, int64_t>>(binding, "workspace");
-    launch.launcher = launcher.ptr();
-    launch.link = reinterpret_cast<const volatile uint64_t*>(read_field<uintptr_t>(binding, "link"));
-    return launch;
+    step.launcher = launcher.ptr();
+    step.link = reinterpret_cast<const volatile uint64_t*>(read_field<uintptr_t>(binding, "link"));
+    return step;
 }
 
-// `key` holds the options, or which gradient it is; `launches` is a tuple of what launch_of() reads.
-std::shared_ptr<Entry> entry_of(Key key, const Operands& operands, int64_t multiprocessors, const py::tuple& launches) {
+// `key` holds the options, or which gradient it is; `steps` is a tuple of what step_of() reads.
+std::shared_ptr<Entry> entry_of(Key key, const Operands& operands, int64_t multiprocessors, const py::tuple& steps) {
     auto entry = std::make_shared<Entry>();
-    entry->launchers = held(launches.ptr());
+    entry->owned = held(steps.ptr());
     append_rest(key, operands, multiprocessors);
     entry->key = std::move(key);
-    for (const auto& each : launches) entry->launches.push_back(launch_of(each));
+    for (const auto& each : steps) entry->steps.push_back(step_of(each));
     return entry;
 }
 
@@ -164,12 +173,12 @@ std::optional<CallFields> read_fields(const py::handle& fields) {
     return call;
 }
 
-// register_call(fields, multiprocessors, launches, final, adjoints, link): a dictionary with names of kNames; tuples of
-// NativeLaunch and of Adjoint; a LinkedCall, or None.
+// register_call(fields, multiprocessors, launches, final, hidden, adjoints, link): a dictionary with names of kNames;
+// tuples of NativeLaunch and of CallGradient; a LinkedCall, or None.
 PyObject* register_call(PyObject*, PyObject* given) {
     HANDLE_TH_ERRORS
-    const auto [fields, multiprocessors, launches, final, adjoints, link] =
-        py::handle(given).cast<std::tuple<py::dict, int64_t, py::tuple, bool, py::tuple, py::object>>();
+    const auto [fields, multiprocessors, launches, final, hidden, adjoints, link] =
+        py::handle(given).cast<std::tuple<py::dict, int64_t, py::tuple, bool, size_t, py::tuple, py::object>>();
     const auto read = read_fields(fields);
     if (!read) Py_RETURN_NONE;
     const CallFields& call = *read;
@@ -177,35 +186,37 @@ PyObject* register_call(PyObject*, PyObject* given) {
     if (!needs && !link.is_none()) Py_RETURN_NONE;
     const auto entry = entry_of(key_of(call, needs.value_or(0)), call.operands, multiprocessors, launches);
     entry->final = final;
-    entry->adjoints.resize(size_t{1} << kNeeds);
-    for (const auto& each : adjoints)
-        entry->adjoints.at(read_field<size_t>(each, "needs")) = std::make_shared<Adjoint>(Adjoint{
-            read_field<int64_t>(each, "number"), read_field<int64_t>(each, "saves"),
-            held_attribute(each, "differentiate"), held_attribute(each, "begin")});
+    entry->hidden = hidden;
+    for (const auto& each : adjoints) {
+        size_t bits = 0, place = 0;
+        for (const bool need : read_field<std::vector<bool>>(each, "needs")) bits |= size_t{need} << place++;
+        entry->adjoints.push_back(std::make_shared<Adjoint>(Adjoint{
+            bits, read_field<int64_t>(each, "number"), read_field<Numbers>(each, "saves"),
+            held_attribute(each, "differentiate"), held_attribute(each, "begin")}));
+    }
     if (!link.is_none()) {
         entry->owner = held(call.object(kGroup));
         entry->begin = held_attribute(link, "begin");
         entry->finish = held_attribute(link, "finish");
-        if (*needs && entry->adjoints[*needs] == nullptr) Py_RETURN_NONE;
+        if (*needs && entry->find_adjoint(*needs) == nullptr) Py_RETURN_NONE;
     }
     table().put(entry);
     Py_RETURN_NONE;
     END_HANDLE_TH_ERRORS
 }
 
-// register_gradient(number, tensors, multiprocessors, launches, gives); of the tensors None is undefined
+// register_gradient(number, tensors, multiprocessors, steps, gives); of the tensors None is undefined
 PyObject* register_gradient(PyObject*, PyObject* given) {
     HANDLE_TH_ERRORS
-    const auto [number, tensors, multiprocessors, launches, gives] =
+    const auto [number, tensors, multiprocessors, steps, gives] =
         py::handle(given).cast<std::tuple<int64_t, py::tuple, int64_t, py::tuple, Numbers>>();
     Operands operands;
     for (const auto& each : tensors) {
         if (!each.is_none() && !THPVariable_Check(each.ptr())) throw py::type_error("what is no tensor");
         operands.push_back(each.is_none() ? at::Tensor() : THPVariable_Unpack(each.ptr()));
     }
-    const auto entry = entry_of({-1, number}, operands, multiprocessors, launches);
+    const auto entry = entry_of({-1, number}, operands, multiprocessors, steps);
     entry->gives = gives;
-    if (gives.size() != kNeeds) throw py::type_error("gradients that are not given here");
     table().put(entry);
     Py_RETURN_NONE;
     END_HANDLE_TH_ERRORS

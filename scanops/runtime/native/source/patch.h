@@ -93,11 +93,12 @@ class PatchedKernel : public c10::OperatorKernel {
         const LookUpResult found = look_up(call.key(), operands);
         const bool needs = is_recorded_ && at::GradMode::is_enabled() && x.requires_grad();
         if (found.entry == nullptr || is_dual(x)) return false;
-        if (needs && (found.entry->adjoints[size_t{1} << kX] == nullptr || has_saving_hooks())) return false;
+        const auto adjoint = needs ? found.entry->find_adjoint(size_t{1} << kX) : nullptr;
+        if (needs && (adjoint == nullptr || has_saving_hooks())) return false;
         launch(found, operands, results);
         if (needs) {
             const py::gil_scoped_acquire locked;
-            record(*found.entry, size_t{1} << kX, operands, results);
+            record(*found.entry, adjoint, operands, results);
         }
         return true;
     }

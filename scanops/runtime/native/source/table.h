@@ -21,7 +21,7 @@ struct Output {
 };
 
 struct Read {
-    int64_t place;   // among the operands, behind which come the results of the launches before
+    int64_t place;   // among the operands, behind which come the results of the steps before; -1: nothing
     int64_t offset;  // of its pointer in the arguments
     int64_t skip;    // bytes of it that the kernel does not read
 };
@@ -37,15 +37,17 @@ using LaunchKernel = int (*)(  // cuLaunchKernel, or scanops_launch of a library
     void* kernel, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned, unsigned, unsigned shared_bytes,
     void* stream, void** parameters, void** extra);
 
-struct Launch {
-    std::vector<char> arguments;  // ScanArguments without pointers
+// A launch, or what PyTorch's operators compute around launches.
+struct Step {
     std::vector<Read> reads;
+    PyObject* compute = nullptr;  // Python's, of tensors in a tuple: the results; null for a launch, which has the rest
+    std::vector<char> arguments;  // ScanArguments without pointers
     std::vector<Output> outputs;
     LaunchKernel function = nullptr;
     Kernel kernel;
     void (*configure)(unsigned long long seed, int multiprocessors) = nullptr;  // of an emulated kernel, else null
     int64_t workspace_offset = 0, workspace_bytes = 0;  // of its pointer in the arguments; 0 bytes: it has none
-    PyObject* launcher = nullptr;  // Python's; Entry.launchers keeps it
+    PyObject* launcher = nullptr;  // Python's; Entry.owned keeps it, and `compute`
     // Of a kernel with a link to other ranks: whether one of them was lost, then the stream of the link's last launch.
     // The first is memory of the host that a GPU writes. Null: it has no link.
     const volatile uint64_t* link = nullptr;
@@ -62,9 +64,10 @@ struct Launch {
 
 // What is asked of the gradient, where that of some inputs is wanted.
 struct Adjoint {
+    size_t needs;      // the operands that it is wanted of: bits as find_needs() has them
     int64_t number;    // what its passes are known by
-    int64_t saves;     // bits of Field
-    Reference python;  // (policy, tensors) -> gradients of kNeeds; of a linked call (policy, tensors, entered, noted)
+    std::vector<int64_t> saves;  // the places, among operands and then results, of what it reads; -1: nothing
+    Reference python;  // (policy, tensors) -> gradients; of a linked call (policy, tensors, entered, noted)
     Reference begin;   // of a linked call: (policy, noted, gradients of result and carry-out) -> both, or None for these
 };
 
@@ -93,15 +96,23 @@ class KnownOffsets {
 
 struct Entry {
     Key key;
-    std::vector<Launch> launches;
+    std::vector<Step> steps;
     bool final = false;  // whether the last result is the carry-out
-    std::vector<std::shared_ptr<const Adjoint>> adjoints;  // by what needs a gradient, as bits; null: Python's
-    std::vector<int64_t> gives;  // of a gradient: which result each of kNeeds is, or -1
-    Reference launchers;         // keep the libraries loaded
+    size_t hidden = 0;   // results before it that gradients alone read
+    std::vector<std::shared_ptr<const Adjoint>> adjoints;  // those that C++ may be asked for
+    std::vector<int64_t> gives;  // of a gradient: which result that of each operand is, or -1
+    Reference owned;             // keeps what steps point to, and the libraries loaded
     mutable KnownOffsets offsets;  // of the call before; needs the interpreter's lock
     Reference owner;               // of a linked call: the object that its key is of
     Reference begin;   // likewise: () -> what its backward pass is to know; called before a launch
     Reference finish;  // likewise, or null: (results) -> (results, the carry-in that has entered or None), after it
+
+    // What is asked of the gradient where that of these operands is wanted; null: Python is to serve.
+    std::shared_ptr<const Adjoint> find_adjoint(size_t needs) const {
+        for (const auto& each : adjoints)
+            if (each->needs == needs) return each;
+        return nullptr;
+    }
 };
 
 // A backward pass looks up without the interpreter's lock, hence one of the table's own.
@@ -186,12 +197,17 @@ struct LookUpResult {
     Emulation emulation;
 };
 
+// A tensor that is there, on the device of all. Of a backward pass the gradient of some results may not be.
+inline const at::Tensor& first_of(const Operands& operands) {
+    return *std::find_if(operands.begin(), operands.end(), [](const auto& each) { return each.defined(); });
+}
+
 // `key` holds the options, or which gradient it is. CPU tensors are read by emulated kernels alone, whose grid follows
 // from the emulation.
 inline LookUpResult look_up(Key key, const Operands& operands) {
     if (watched()) return {};
     LookUpResult found;
-    if (operands[0].is_cpu()) {
+    if (first_of(operands).is_cpu()) {
         const py::gil_scoped_acquire locked;
         const auto active = emulation();
         if (!active) return {};
@@ -218,7 +234,7 @@ inline at::Tensor allocated(const Output& output, const at::Tensor& x) {
 }
 
 // The workspace of a launch on a stream, to be kept until the launch is queued.
-inline at::Tensor workspace(const Launch& step, int device, void* stream) {
+inline at::Tensor workspace(const Step& step, int device, void* stream) {
     const py::gil_scoped_acquire locked;
     const auto found = py::reinterpret_steal<py::object>(PyObject_CallFunction(
         surroundings().workspace, "OiK", step.launcher, device, reinterpret_cast<unsigned long long>(stream)));
@@ -227,7 +243,7 @@ inline at::Tensor workspace(const Launch& step, int device, void* stream) {
 }
 
 // Let a launch with a link follow the last one. Raises where a rank was lost.
-inline void enter(const Launch& step, void* stream) {
+inline void enter(const Step& step, void* stream) {
     if (step.link == nullptr || (step.link[0] == 0 && step.link[1] == reinterpret_cast<uint64_t>(stream))) return;
     const py::gil_scoped_acquire locked;
     PyObject* const answer = PyObject_CallOneArg(surroundings().enter, step.launcher);
@@ -235,16 +251,42 @@ inline void enter(const Launch& step, void* stream) {
     Py_DECREF(answer);
 }
 
+inline py::object wrapped(const at::Tensor& tensor) {
+    if (!tensor.defined()) return py::none();
+    return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+}
+
+inline at::Tensor unwrapped(PyObject* object) { return object == Py_None ? at::Tensor() : THPVariable_Unpack(object); }
+
+// Run a step that PyTorch's operators compute, and append its results.
+inline void run_operators(const Step& step, const Operands& operands, Results& results) {
+    const py::gil_scoped_acquire locked;
+    py::tuple read(step.reads.size());
+    const auto given = static_cast<int64_t>(operands.size());
+    for (size_t n = 0; n < read.size(); ++n) {
+        const int64_t place = step.reads[n].place;
+        read[n] = place < 0 ? py::none() : wrapped(place < given ? operands[place] : results[place - given]);
+    }
+    const auto found = py::reinterpret_steal<py::object>(PyObject_CallOneArg(step.compute, read.ptr()));
+    if (!found) raise();
+    for (Py_ssize_t n = 0; n < PyTuple_GET_SIZE(found.ptr()); ++n)
+        results.push_back(unwrapped(PyTuple_GET_ITEM(found.ptr(), n)));
+}
+
 // Queue the kernels on the current stream of the operands' device, and append their results. Needs no lock. Raises what
 // Python has for a launch that fails.
 inline void queue(const LookUpResult& found, const Operands& operands, Results& results) {
-    const at::Tensor& x = operands[0];
+    const at::Tensor& x = first_of(operands);
     const c10::DeviceGuard here(x.device());
     const int device = x.is_cpu() ? -1 : x.get_device();
     void* stream = nullptr;
     if (!x.is_cpu() && surroundings().stream(device, &stream) != 0)
         throw std::runtime_error("torch gives no current stream");
-    for (const Launch& step : found.entry->launches) {
+    for (const Step& step : found.entry->steps) {
+        if (step.compute != nullptr) {
+            run_operators(step, operands, results);
+            continue;
+        }
         alignas(kAlignment) char arguments[kMostArguments];
         std::memcpy(arguments, step.arguments.data(), step.arguments.size());
         auto point = [&](int64_t offset, const void* at) { std::memcpy(arguments + offset, &at, sizeof at); };
@@ -281,7 +323,7 @@ inline void launch(const LookUpResult& found, const Operands& operands, Results&
     try {
         queue(found, operands, results);
     } catch (...) {
-        const Launch& first = found.entry->launches.front();
+        const Step& first = found.entry->steps.front();
         if (first.link != nullptr) {
             const py::gil_scoped_acquire locked;
             PyObject* const answer = PyObject_CallOneArg(surroundings().abandon, first.launcher);
