@@ -351,8 +351,9 @@ def run_ranks(job: Callable[..., None], options: argparse.Namespace) -> int:
 def _run_ranks(job: Callable[..., None], options: argparse.Namespace, seconds: float) -> str:
     start: Any = torch.multiprocessing.start_processes  # type: ignore[attr-defined]
     end = time.time() + seconds
+    method = "spawn" if torch.cuda.is_available() else "fork"  # a fork imports nothing again, and cannot use CUDA
     with tempfile.TemporaryDirectory() as folder:
-        context = start(job, (options, folder), options.ranks, join=False)
+        context = start(job, (options, folder), options.ranks, join=False, start_method=method)
         try:
             while not context.join(timeout=0.5):
                 if time.time() > end:

@@ -91,7 +91,8 @@ def test_each_segment_starts_from_a_number(op: str, reverse: bool, exclusive: bo
         for begin, end in itertools.pairwise(cuts):
             start = 1.25 if isinstance(initial, float) else torch.tensor(1.25, device=kernels)
             own = {name: each[:, begin:end] for name, each in given.items()}
-            pieces.append(scan(x[:, begin:end], op, 1, initial=start, return_final=True, **own, **options))
+            own |= {"initial": start, "return_final": True, **options}
+            pieces.append(contextvars.Context().run(scan, x[:, begin:end], op, 1, **own))
         y = torch.cat([piece[0] for piece in pieces], 1)
         finals = torch.stack([piece[-1] for piece in pieces], 1)
         for final in (False, True, "segments"):
@@ -226,13 +227,14 @@ def test_carries_by_torch(op: str, shape: tuple[int, ...]) -> None:
 
 
 def in_chunks(x: torch.Tensor, dim: int, cuts: list[int], size: int, op: str = "sum", **options: Any) -> torch.Tensor:
-    """Each chunk of each segment scanned alone."""
+    """Each chunk of each segment scanned alone: by PyTorch's operators where kernels are emulated."""
     whole = {n: t.expand(x.shape) for n, t in options.items() if isinstance(t, torch.Tensor)}
     begins = [(at, min(at + size, end)) for begin, end in itertools.pairwise(cuts) for at in range(begin, end, size)]
     found = []
     for begin, end in begins:
         own = {n: t.narrow(dim, begin, end - begin) for n, t in whole.items()}
-        found.append(scanops.scan(x.narrow(dim, begin, end - begin), op, dim, **{**options, **own}))
+        part = x.narrow(dim, begin, end - begin)
+        found.append(contextvars.Context().run(scanops.scan, part, op, dim, **{**options, **own}))
     return torch.cat(found, dim)
 
 
@@ -516,9 +518,8 @@ def test_nested_carries_and_gradients(kernels: str, turned: bool) -> None:
     initial = torch.rand(3, 4, device=kernels)
     y, final = scanops.linear_scan(x, x, dim, initial=initial, return_final=True, mask=x > 0.5)
     for b, (alone, found) in enumerate(zip(x.unbind(), y.unbind(), strict=True)):
-        wanted, last = scanops.linear_scan(
-            alone, alone, dim - 1, initial=initial[b], return_final=True, mask=alone > 0.5
-        )
+        own: dict[str, Any] = {"initial": initial[b], "return_final": True, "mask": alone > 0.5}
+        wanted, last = contextvars.Context().run(scanops.linear_scan, alone, alone, dim - 1, **own)
         torch.testing.assert_close(found, wanted)
         torch.testing.assert_close(final[b], last)
     assert scanops.cumsum(x, dim, initial=2.0, return_final=True)[1][1].tolist() == [2.0] * 4
