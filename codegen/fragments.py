@@ -104,7 +104,9 @@ def fragments(spec: ScanSpec) -> Fragments:
         saved="" if spec.recomputes else _read_saved(spec, value),
         begin=_begin(spec, value) if spec.saved_results else "",
         start=_start(spec) if spec.saved_results else "",
-        second=_narrow(spec, spec.out, operator.second) if operator.second else "",
+        second=(operator.second if spec.line_sums else _narrow(spec, spec.out, operator.second))
+        if operator.second
+        else "",
         final=_pair(spec) if spec.totals else _narrow(spec, spec.carry, operator.carried or operator.project),
         result=_narrow(spec, spec.out, operator.project),
         quick=_narrow(spec, spec.out, operator.quick[1]) if operator.quick else "",

@@ -71,13 +71,17 @@ class Launch(NamedTuple):
         threads, width, chosen = self._choose(length)
         adjacent = self.adjacent or (not COUNTED.isdisjoint(self.parameters) and neighbours) or max(1, lines)
         groups = lines // adjacent * _ceil_div(adjacent, width)
-        tiles = _ceil_div(length + self.lead, self.tile) if self.tile else 1
+        tiles = self.count_tiles(length)
         blocks = groups * tiles
         if self.resident and blocks <= MOST_BLOCKS:
             blocks = min(blocks, multiprocessors * self.resident)
         statuses = groups * self.width * sum(_ceil_div(tiles, span) for span in self.statuses)
         workspace_bytes = TICKET_BYTES + statuses * self.words * WORD_BYTES if self.words else 0
         return Numbers(blocks, threads, self.shared_bytes, chosen, workspace_bytes)
+
+    def count_tiles(self, length: int) -> int:
+        """Return the number of blocks that take a part each of a line of so many items."""
+        return _ceil_div(length + self.lead, self.tile) if self.tile else 1
 
     def _choose(self, length: int) -> tuple[int, int, tuple[int, ...]]:
         """Return threads and lines of a block, and the values of the chosen parameters."""

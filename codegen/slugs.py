@@ -46,6 +46,7 @@ PREFIXES = {
     "by": "multiple",
     "inner": "inner",
     "states": "states",
+    "sums": "line_sums",
     "out_": "out_dtype",
     "acc_": "accumulate",
     "mask_": "mask",
@@ -53,9 +54,15 @@ PREFIXES = {
     "saved_": "saved",
     "grad_": "gradient",
 }
-VALUED = re.compile(r"(n|le|by|inner|states)(0|[1-9][0-9]{0,18})|(out_|acc_|mask_|gate_|saved_|grad_)([a-z0-9]+)")
+VALUED = re.compile(r"(n|le|by|inner|states|sums)(0|[1-9][0-9]{0,18})|(out_|acc_|mask_|gate_|saved_|grad_)([a-z0-9]+)")
 MAP = "map_"  # with a digest of expressions, known where these are
-ABSENT = {"multiple": 1, "inner": 1, "states": 0, "gradient": ""}  # values that have no suffix, beside None
+ABSENT = {
+    "multiple": 1,
+    "inner": 1,
+    "states": 0,
+    "gradient": "",
+    "line_sums": 0,
+}  # values that have no suffix, beside None
 
 
 def fields_of(slug: str, map: str = "") -> dict[str, Any]:

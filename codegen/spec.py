@@ -83,6 +83,9 @@ class ScanSpec:
     initial: bool = False  # lines start from a carry-in instead of the identity
     final: bool = False  # the carry-out of each line is returned
     totals: bool = False  # of a recurrence: no results, and the carry-out is its value and the product of its gates
+    # Of columns (inner > 1): so many of the outputs, the last ones, are stored as sums, over each line or over the part
+    # of one that a block takes.
+    line_sums: int = 0
     per_segment: bool = False  # of segments by offsets: a carry for each segment of a line, not for the line
     # Lines span several ranks, whose kernels hand on their states. All ranks have one kernel: its arguments say which
     # ranks are before and after it, and hold a carry-in of the first one and a place for the carry-out of the last one.
@@ -139,6 +142,7 @@ class ScanSpec:
     looks_on: bool = late_field()  # likewise of offsets, which kernels search twice
     read_bytes: int = late_field()  # per item, over all operands
     result_bytes: tuple[int, ...] = late_field()  # bytes per item of each output
+    sum: DType = late_field()  # of the sums over lines
     fusion: Fusion | None = late_field()  # what ``map`` is the text of
     access_items: int = late_field()  # per access of a thread: at most 16 bytes of every operand
     widens: bool = late_field()  # whether an item of some output is larger than an input item
@@ -187,6 +191,8 @@ class ScanSpec:
         layouts = frozenset(source.layout for source in sources)
         second = (DTYPES["int64"].bytes if operator.indices else out.bytes,) if operator.doubled else ()
         made = (out.bytes, *second, *(DTYPES[each.dtype].bytes for each in (fusion.outputs[1:] if fusion else ())))
+        several, made = len(made) > 1, made[: len(made) - self.line_sums]
+        summed = DTYPES[fusion.outputs[-1].dtype] if fusion else carry
         set_derived(
             self,
             accumulate=accumulate,
@@ -208,7 +214,7 @@ class ScanSpec:
             takes_length=self.length is None,
             capacity=self.length or self.at_most or MAX_LENGTH,
             indexed=bool(operator.indices),
-            doubled=len(made) > 1,
+            doubled=several,
             recomputes=self.saved is None and len(operator.before) > 1,
             next_starts=next_starts,
             looks_ahead=any(source.shift for source in sources),
@@ -217,9 +223,10 @@ class ScanSpec:
             and not (self.reverse and not self.per_segment),
             read_bytes=sum(source.dtype.bytes for source in streams),
             result_bytes=made,
+            sum=summed,
             access_items=ACCESS_BYTES // max(*made, *(source.dtype.bytes for source in accessed)),
             widens=items.bytes < max(made),
-            keeps_bytes=made == (items.bytes,),
+            keeps_bytes=made == (items.bytes,) and not self.line_sums,
         )
         refuse(self, in_results(self, row))
 
@@ -242,7 +249,7 @@ class ScanSpec:
         """
         wide = self.inner * min(self.input.bytes, self.out.bytes) >= WHOLE_BYTES
         plain = self.layouts <= {"dense", "columns", LINE} and not self.operator.places_items
-        if not (wide and plain) or items > CHUNK_LENGTH or self.saved or self.initial or self.final:
+        if not (wide and plain) or items > CHUNK_LENGTH or self.saved or self.initial or self.final or self.line_sums:
             return replace(self, chunked=True)
         at_most = 1 << (items - 1).bit_length()
         return replace(self, length=None, at_most=at_most, ragged=self.segments, segments=None)

@@ -151,6 +151,19 @@ def in_fields(spec: Any, row: Operator) -> Iterator[SpecMistake]:
         yield "saves and gradient need states", "states of a recurrence", told("saves", "gradient"), "leave them out"
     if re.fullmatch("[01]*", str(spec.gradient)) is None:
         yield "gradient must be zeros and ones", "a 0 or 1 for each operand", told("gradient"), "leave it out"
+    further = len(spec.fusion.outputs) - 1 if spec.fusion else int(bool(row.second))
+    if type(spec.line_sums) is not int or not 0 <= spec.line_sums <= further:
+        allowed = "a number of outputs after the first"
+        yield f"line_sums must be {allowed}, 0 to {further}", allowed, told("line_sums"), "leave line_sums out"
+    if spec.line_sums:
+        apart = ("complete", "totals", "ragged", "linked", "states")
+        near = tuple(f"{name}_layout" for name, given in present.items() if given)
+        turned = "transposed" in [getattr(spec, name) for name in near]
+        if spec.inner == 1 or turned or any(getattr(spec, name) for name in apart):
+            allowed = "line_sums of columns (inner above 1) that are not transposed, without "
+            allowed += "complete results, totals, chunks, links and states"
+            value = told("line_sums", "inner", *apart, *near)
+            yield "line_sums do not fit the other fields", allowed, value, "leave line_sums out, and sum the outputs"
     if spec.totals:
         whole = ("exclusive", "segments", "initial", "complete", "ragged", "linked", "map")
         if not spec.final or row.fields[:2] != ("gate", "value") or any(getattr(spec, name) for name in whole):
@@ -213,6 +226,12 @@ def accumulators(spec: Any, row: Operator) -> tuple[str | None, DType, DType]:
 def in_results(spec: Any, row: Operator) -> Iterator[SpecMistake]:
     """Yield why no kernel computes the results: their dtype, a forward scan that fits no tile, or indices."""
     kinds, default = " or ".join(row.kinds), default_result(row.gives, spec.term)
+    if spec.line_sums:
+        sums = {each.dtype for each in spec.fusion.outputs[-spec.line_sums :]} if spec.fusion else {spec.carry.name}
+        if len(sums) > 1 or not sums <= {"float32", "float64"}:
+            allowed = "outputs that are all computed in float32, or all in float64"
+            value = f"line_sums={spec.line_sums} of {', '.join(sorted(sums))}"
+            yield "the outputs cannot be summed over lines", allowed, value, "leave line_sums out, and sum the outputs"
     if not spec.out.stored:
         allowed = ", ".join(name for name, each in DTYPES.items() if each.stored and each.kind in row.kinds)
         hint = "leave dtype out, or pass float32 or a half type, and convert the result"

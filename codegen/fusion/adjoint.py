@@ -12,6 +12,7 @@ Source: reverse-mode differentiation as in Griewank and Walther, "Evaluating Der
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -40,7 +41,8 @@ class SavedStates(NamedTuple):
 def choose_states(
     fusion: Fusion, op: str, exclusive: bool, needs: tuple[bool, ...], whole: tuple[bool, ...]
 ) -> SavedStates | None:
-    adjoint = derive_adjoint(fusion, op, exclusive, (True,) * len(fusion.outputs), needs, whole)
+    kept = (False,) * len(needs)  # sums over lines read the same states
+    adjoint = derive_adjoint(fusion, op, exclusive, (True,) * len(fusion.outputs), needs, whole, kept)
     if adjoint is None or adjoint.last is not None or not any(adjoint.there):
         return None
     graph, outputs = Graph(fusion.nodes), list(fusion.outputs)
@@ -91,12 +93,20 @@ def read_states(fusion: Fusion, kinds: tuple[tuple[int, tuple[str, float | None]
     return fusion_of(replace(fusion, operands=tuple(operands)).text)
 
 
+class _Gradient(NamedTuple):
+    """The gradient of tensors, or of one alone, the place of which is given: then it may be summed over lines."""
+
+    output: Output
+    summed: int | None
+
+
 class Adjoint(NamedTuple):
     """The scans of a backward pass. Their tensors: those of the call, the given gradients, the fields before items."""
 
     before: tuple[Fusion, ...]  # compute the fields of the state before each item that derivatives need
     there: tuple[bool, ...]  # which these are
     parts: tuple[Fusion, ...]  # whose outputs follow each other
+    line_sums: tuple[int, ...]  # of each part: of how many outputs, the last ones, it returns sums over lines
     last: Fusion | None  # expressions of all that by torch's operators, where a kernel would read too many tensors
     op: str
     exclusive: bool
@@ -105,12 +115,18 @@ class Adjoint(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def derive_adjoint(
-    fusion: Fusion, op: str, exclusive: bool, given: tuple[bool, ...], needs: tuple[bool, ...], whole: tuple[bool, ...]
+    fusion: Fusion,
+    op: str,
+    exclusive: bool,
+    given: tuple[bool, ...],
+    needs: tuple[bool, ...],
+    whole: tuple[bool, ...],
+    summed: tuple[bool, ...],
 ) -> Adjoint | None:
     """Return the backward pass of a fused scan, of s[i] = c(s[i-1], x[i]) for short; None where it is too large.
 
     ``given``: which outputs have a gradient; ``needs``: which tensors are to have one; ``whole``: which are of the
-    shape of the results.
+    shape of the results; ``summed``: of which others kernels sum the gradient over lines.
     """
     count, scanned = len(fusion.operands), wide(fusion.scanned)
     outputs = [each for each, there in zip(fusion.outputs, given, strict=True) if there]
@@ -181,16 +197,18 @@ def derive_adjoint(
             return None
     total = [y if plain or exclusive or n not in of_s else of_s[n] + y for n, y in zip(live, results, strict=True)]
 
-    def gradients(totals: Sequence[Term]) -> list[Output | None]:
+    def gradients(totals: Sequence[Term]) -> list[_Gradient | None]:
         through_map = pull_back(graph, [(after[n], each) for n, each in zip(live, totals, strict=True)])
-        found: list[Output | None] = []
+        found: list[_Gradient | None] = []
         for place, wanted in enumerate(needs):
             dtype = dtypes[place]
             parts = through_map.get(graph.operand(place, dtype).at), through_then(local.operand(place, dtype))
             there = [each for each in parts if each is not None]
             gradient = functools.reduce(Term.__add__, there) if there and wanted else None
             stored = dtype if whole[place] else wide(dtype)  # others are summed
-            found.append(None if gradient is None else Output(gradient.cast(wide(dtype)).at, stored))
+            output = None if gradient is None else Output(gradient.cast(wide(dtype)).at, stored)
+            sums = summed[place] and stored == scanned and is_float(scanned)
+            found.append(output and _Gradient(output, place if sums else None))
         return found
 
     operands = tuple(map(Operand, dtypes))
@@ -198,14 +216,16 @@ def derive_adjoint(
     def fusion_with(made: Sequence[Output], operands: tuple[Operand, ...] = operands) -> Fusion:
         return Fusion(tuple(graph.nodes), operands, tuple(each.at for each in terms), dtype, tuple(made), **scan)
 
-    wanted = gradients(total)
-    distinct, last = list(dict.fromkeys(each for each in wanted if each is not None)), None
-    parts = _parts(distinct, fusion_with)
+    wanted, last = gradients(total), None
+    distinct = list(dict.fromkeys(each for each in wanted if each is not None))
+    distinct.sort(key=lambda each: each.summed is not None)
+    parts = _parts([each.output for each in distinct], fusion_with)
     if parts is None:  # the gradients that reach the states by kernels, those of tensors by torch's operators
         parts = _parts([Output(each.at, dtype) for each in total], fusion_with)
         wanted = gradients([graph.operand(len(dtypes) + n, dtype) for n in range(len(live))])
+        wanted = [each and each._replace(summed=None) for each in wanted]  # torch's operators have the items
         distinct = list(dict.fromkeys(each for each in wanted if each is not None))
-        last = fusion_with(distinct, (*operands, *(Operand(dtype) for _ in live)))
+        last = fusion_with([each.output for each in distinct], (*operands, *(Operand(dtype) for _ in live)))
         if parts is None:
             return None
     reads = {place for each in parts for place in each.read}
@@ -215,10 +235,13 @@ def derive_adjoint(
     chunks = [tuple(before_items[at : at + MOST_OUTPUTS]) for at in range(0, len(needed), MOST_OUTPUTS)]
     there = tuple(n in needed for n in range(len(fields) if last else max(needed, default=-1) + 1))
     parts = [replace(each, operands=operands[: before + len(there)]) for each in parts]
+    are_summed = itertools.repeat(False) if last else iter([each.summed is not None for each in distinct])
+    line_sums = tuple(sum([*itertools.islice(are_summed, len(part.outputs))][1:]) for part in parts)
     return Adjoint(
         before=tuple(fusion_of(replace(fusion, nodes=tuple(source.nodes), outputs=each).text) for each in chunks),
         there=there,
         parts=tuple(fusion_of(each.text) for each in parts),
+        line_sums=line_sums,
         last=last,
         op="sum" if plain else EXPRESSIONS.name if scan else "linear",
         exclusive=exclusive if plain else True,

@@ -62,6 +62,8 @@ class Result(NamedTuple):
 
 
 VALUES = Result("output", "Output", "y")
+LINE_SUMS = Result("line_sums", "Sum", "sums")
+FURTHER_OUTPUTS = ("indices", "third", "fourth")  # fields of ScanArguments
 SECONDS = (Result("second", "Second", "z"), Result("indices", "Index", "z"))  # by whether it holds indices
 
 
@@ -92,6 +94,7 @@ class Plan:
     code: Fragments = late_field()  # the C++ text of types and expressions of the spec
     lifted: tuple[Source, ...] = late_field()  # the operands that items are lifted from
     results: tuple[Result, ...] = late_field()  # the outputs, in the order of the kernel's parameters
+    summed: tuple[Result, ...] = late_field()  # further ones, whose sums over lines are one parameter
     # A thread's results follow from each other, starting from `prefix`: for a combine of several instructions. Else
     # items are scanned first and `prefix` is combined with each: one dependent step instead of one per item.
     serial: bool = late_field()
@@ -114,12 +117,15 @@ class Plan:
         require(self, self.strategy in LINKING or not spec.linked, f"strategy {', '.join(LINKING)} for linked lines")
         former = Source(name="former", type="Former", pointer="f", dtype=spec.carry, layout="dense")
         further = starmap(Result, spec.fusion.further) if spec.fusion else [SECONDS[spec.indexed]] * spec.doubled
+        outputs = (VALUES, *further)
+        stored = len(outputs) - spec.line_sums
         set_derived(
             self,
             warps=self.threads // WARP,
             code=code,
             lifted=(*spec.sources, *spec.next_starts, *[former] * spec.recomputes),
-            results=(VALUES, *further),
+            results=outputs[:stored],
+            summed=outputs[stored:],
             serial=spec.segments is not None or not operator.of_elements,
             uses_select=bool(operator.append or spec.segments or operator.indices) and not code.calls,
         )
@@ -232,7 +238,7 @@ class Plan:
             "length": "Position length",
             "workspace": "unsigned long long* workspace",
         }
-        for name, out in zip(("indices", "third", "fourth"), self.results[1:], strict=False):
+        for name, out in zip(FURTHER_OUTPUTS, [*self.results[1:], LINE_SUMS], strict=False):
             declared[name] = f"{out.type}* {out.name}"
         names = self.launch.parameters[len(spec.sources) :]
         operands = (f"const {source.type}* {source.name}" for source in spec.sources)
@@ -264,7 +270,7 @@ class Plan:
         chosen = chosen if self.spec.takes_length else ()
         sources = tuple(source.name for source in self.spec.sources)
         among += ("output", *chosen)
-        among += ("indices", "third", "fourth")[: len(self.results) - 1]
+        among += FURTHER_OUTPUTS[: len(self.results) - 1 + bool(self.summed)]
         taken = {*among, *(name for flag, names in TAKEN.items() if getattr(self.spec, flag) for name in names)}
         taken = taken - {"length"} | {"offsets"} if self.spec.ragged else taken
         taken -= {"carry_in_step"} if self.spec.per_segment else set()  # each segment has a carry-in of its own

@@ -73,6 +73,7 @@ class ColumnTilePlan(Plan):
             Constant("kRealigns", self.realigns, "rows start between the boundaries of vector loads"),
             Constant("kExchangesRows", self.exchanged, "lanes exchange rows in shared memory"),
             Constant("kStages", self.stages, "tiles in the ring in shared memory"),
+            Constant("kLineSums", len(self.summed), "results that are summed over lines"),
         )
 
     @property
@@ -94,6 +95,11 @@ class ColumnTilePlan(Plan):
     def realigns(self) -> bool:
         """Whether rows start off the boundary of an access, so that items of two accesses are shifted into place."""
         return not self.spec.aligned and not self.strided_columns and self.vector > 1
+
+    @property
+    def sum_bytes(self) -> int:
+        """Bytes of a column's sums."""
+        return len(self.summed) * self.spec.sum.bytes
 
     @property
     def exchanged(self) -> bool:

@@ -218,7 +218,9 @@ def _plan(
         stages=min(stages, 1) if one_tile else stages,
         blocks=blocks,
     )
-    totals_bytes = 2 * made.warps * made.columns * made.code.state_bytes  # of two tiles
+    totals_bytes = (
+        made.warps * made.columns * (2 * made.code.state_bytes + made.sum_bytes)
+    )  # of two tiles, of sums once
     declared = max(DECLARED_BYTES, totals_bytes + lanes * ACCESS_BYTES * len(spec.per_line))
     if made.shared_bytes + declared <= target.block_shared_bytes and declared <= MOST_DECLARED_BYTES:
         return made

@@ -56,6 +56,8 @@ def compose(call: Call, given: Inputs, scan: Callable[[Call, Inputs], Tensors]) 
         results.append(y)
     found = zip(compute([each.at for each in fusion.outputs]), fusion.outputs, strict=True)
     outputs = [each.to(getattr(torch, output.dtype)) for each, output in found]
+    if call.line_sums > 0:
+        outputs[-call.line_sums :] = [torch.stack([each.sum(call.dim) for each in outputs[-call.line_sums :]])[:, None]]
     if is_derived() or (is_recorded() and any(each.requires_grad for each in tensors)):
         operands = [each.expand(shape) for each in tensors]
         return (*(depend(each, operands, call.dim) for each in outputs), *finals)

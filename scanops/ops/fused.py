@@ -20,16 +20,17 @@ from scanops.codegen.fusion.adjoint import (
     read_states,
 )
 from scanops.codegen.fusion.fusion import MOST_OPERANDS, Fusion, fusion_of
-from scanops.codegen.fusion.graph import is_float
+from scanops.codegen.fusion.graph import is_float, wide
 from scanops.fallback.fused import evaluate
 from scanops.ops import schema
 from scanops.ops.linearised import Scan
-from scanops.ops.saved import sum_to
+from scanops.ops.saved import add_line_sums, sum_to, sums_lines
 from scanops.ops.schema import Outputs
 from scanops.requests.call import Call
 from scanops.requests.fused import broadcast_shape, carry_dtype_of
 from scanops.requests.geometry import line_shape
 from scanops.requests.request import FURTHER_AT, NAMES, Inputs, Needs, RequestKind, Tensors, check_request
+from scanops.requests.torch_state import runs_kernels
 from scanops.runtime import call_cache
 from scanops.runtime.recipes import Tape
 
@@ -128,7 +129,8 @@ def _has_fused_gradient(call: Call, given: Inputs) -> bool:
     if call.op in RECURRENCES:
         count = len(wanted) + (given.initial is not None)
         return any(wanted) and count + len(fusion.outputs) < MOST_OPERANDS
-    every = (True,) * len(fusion.outputs), wanted, (True,) * len(wanted)
+    count = len(wanted)
+    every = (True,) * len(fusion.outputs), wanted, (True,) * count, (False,) * count
     return bool(fusion.fields) and derive_adjoint(fusion, call.op, call.exclusive, *every) is not None
 
 
@@ -203,7 +205,13 @@ def differentiate_by_adjoint(
     shape = broadcast_shape(tensors)
     whole = tuple(each.shape == shape for each in tensors)
     there = tuple(each is not None for each in gradients[:count])
-    adjoint = derive_adjoint(call_fusion, call.op, call.exclusive, there, wanted, whole)
+    # What is differentiated again, or followed, is made of results of each item.
+    by_kernels = not torch.is_grad_enabled() and runs_kernels((*given.flat, *gradients))
+    summed = tuple(
+        by_kernels and sums_lines(each.shape, shape, call.dim, getattr(torch, wide(str(each.dtype)[6:])))
+        for each in tensors
+    )
+    adjoint = derive_adjoint(call_fusion, call.op, call.exclusive, there, wanted, whole, summed)
     assert adjoint is not None
     known_fields = (
         {} if states is None else dict(zip(states.fields, zip(saved, states.starts, strict=True), strict=True))
@@ -226,11 +234,16 @@ def differentiate_by_adjoint(
     found: list[torch.Tensor] = []
     of_carry: torch.Tensor | None = None
     against = {"op": adjoint.op, "reverse": not call.reverse, "exclusive": adjoint.exclusive, "final": of_initial}
-    for fusion in parts:
-        found += scans.run(fusion, read, of_final, **against)
+    for fusion, line_sums in zip(parts, adjoint.line_sums, strict=True):
+        found += scans.run(fusion, read, of_final, line_sums=line_sums, **against)
         if of_initial:
             assert carry is not None
             of_carry = _fit_gradient(found.pop(), carry, tape)
+        if line_sums:
+            sums = found.pop()
+            of_tensors = [tensors[adjoint.of.index(len(found) + n)] for n in range(line_sums)]
+            likes = [(each.shape, each.dtype) for each in of_tensors]
+            found += tape.call(partial(add_line_sums, dim=call.dim, likes=likes), sums)  # type: ignore[arg-type]
     if adjoint.last is not None:
         found = list(tape.call(partial(_evaluate_outputs, adjoint.last, shape), *read, *found))  # type: ignore[arg-type]
     pairs = zip(tensors, adjoint.of, strict=True)

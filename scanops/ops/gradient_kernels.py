@@ -18,9 +18,11 @@ from scanops.codegen.operator import Operator
 from scanops.codegen.operators.recurrences import LATEST
 from scanops.ops.saved import (
     SavedForward,
+    add_line_sums,
     compares_rounded_results,
     finds_results_in_tiles,
     multiply_conjugate,
+    sums_lines,
     supports,
 )
 from scanops.requests.geometry import ALIGNMENT, line_shape
@@ -82,14 +84,19 @@ def run_gradient_kernels(
         dtype=_dtype(forward, row),
         carry=request.carry_dtype,
     )
+    like = forward.kind.shapes[2]
+    if row.second and like is not None and sums_lines(like[0], request.shape, call.dim, request.carry_dtype):
+        call = replace(call, line_sums=1)
     backward = Request(call=call, inputs=inputs, carry_dtype=request.carry_dtype, saved_results=saved_results)
     results = _run_scan(backward, tape)
     if results is None:
         return None
-    of_term = results[0]
+    of_term, of_gate = results[0], results[1] if row.second else None
+    if call.line_sums and like is not None:
+        (of_gate,) = tape.call(partial(add_line_sums, dim=call.dim, likes=(like,)), results[1])
     if masks_after:
         of_term = tape.apply(lambda gradient, mask: torch.where(mask, gradient, 0), of_term, selects)
-    return of_term, results[1] if row.second else None, results[-1] if carries else of_initial
+    return of_term, of_gate, results[-1] if carries else of_initial
 
 
 def _has_whole_lines(forward: SavedForward) -> bool:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -66,6 +67,36 @@ class SavedForward(NamedTuple):
             else tape.apply(partial(sum_to, shape=like[0], dtype=like[1]), each)
             for each, like, need in zip(gradients, self.kind.shapes, self.needs, strict=True)
         )
+
+
+def sums_lines(shape: torch.Size, whole: torch.Size, dim: int, dtype: torch.dtype) -> bool:
+    """Whether kernels sum the gradient of an operand over each line: one that is broadcast along columns of ``whole``.
+
+    The sums of a line, one for each tile, are to be added by ``add_line_sums``.
+    """
+    outer, length, inner = split_shape(whole, dim)
+    if not (outer and length > 1 and inner > 1 and dtype in (torch.float32, torch.float64)):
+        return False
+    at = dim - len(whole) + len(shape)  # of the scanned dimension in ``shape``
+    return at < 0 or shape[at] == 1
+
+
+def add_line_sums(
+    sums: torch.Tensor, *, dim: int, likes: Sequence[tuple[torch.Size, torch.dtype]]
+) -> tuple[torch.Tensor, ...]:
+    """Return gradients of these shapes and dtypes from sums over lines: of each one for each tile of a line."""
+    parts = sums.unsqueeze(dim + 2)
+    if len(set(likes)) > 1:
+        every = zip(parts.split(1), likes, strict=True)
+        return tuple(
+            each for part, like in every for each in add_line_sums(part.squeeze(dim + 2), dim=dim, likes=[like])
+        )
+    count, (shape, dtype) = len(likes), likes[0]
+    if parts.numel() > count * shape.numel():
+        parts = sum_to(
+            parts, shape=torch.Size((count, *(1,) * (parts.ndim - 1 - len(shape)), *shape)), dtype=parts.dtype
+        )
+    return parts.reshape(count, *shape).to(dtype).unbind()
 
 
 def sum_to(gradient: torch.Tensor, *, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:

@@ -60,6 +60,7 @@ class Call:
     any_length: bool = False  # likewise: whether the length is a symbol, for whose values no kernels are built
     per_segment: bool = False  # whether carries are of the segments that offsets give, not of lines
     totals: bool = False  # of a recurrence: no results, and the carry-out is its value and the product of its gates
+    line_sums: int = 0  # of a backward pass: so many results, the last ones, are summed over lines
     sharding: Sharding | None = None  # the ranks that the dimension is sharded over; None: it is whole
     link: KernelLink | None = None  # by which lines of a shard continue on other ranks; None: they do not
     summed: tuple[int, ...] = ()  # dimensions of the broadcast shape that the results of a fused scan are summed over
@@ -136,6 +137,7 @@ class Call:
             "complete": self.complete,
             "final": self.final,
             "totals": self.totals,
+            "line_sums": self.line_sums,
             "per_segment": self.per_segment and (initial is not None or self.final),
             # Whether a rank has a carry-in or returns a carry-out is said by arguments of the kernel of all ranks.
             **({} if self.link is None else {"linked": True, "initial": False, "final": False}),
@@ -147,7 +149,7 @@ class Call:
         dtype = getattr(torch, spec.out_dtype)
         call = Call(spec.op, dim, spec.reverse, spec.exclusive, spec.final, dtype, spec.accumulate)
         call = replace(call, per_segment=True) if spec.per_segment else call
-        call = call if spec.fusion is None else replace(call, fusion=spec.fusion)
+        call = replace(call, fusion=spec.fusion, line_sums=spec.line_sums)
         return replace(call, exclusive=False, complete=True) if spec.complete else call
 
     def settle(self, spec: ScanSpec, dim: int) -> Call:

@@ -155,6 +155,9 @@ class Request:
             places = [] if self.call.totals else [("output", shape, dtype)]
             if operator.doubled:
                 places.append(("indices", x.shape, torch.int64 if operator.indices else dtype))
+        if (count := self.call.line_sums) > 0:  # of each a sum for each tile of a line: how many, the launch knows
+            name, _, kind = places[-count]
+            places[-count:] = [(name, torch.Size((count, 1, *self.line_shape)), kind if fusion else self.carry_dtype)]
         if self.call.final:
             places.append(("carry_out", self.carry_shape, self.carry_dtype))
         set_field(self, "places", tuple(places))
@@ -259,6 +262,7 @@ class Request:
             exclusive=call.exclusive,
             initial=self.inputs.initial is not None,
             final=call.final,
+            line_sums=call.line_sums,
             inner=inner,
             input_layout=layouts[0],
             map=fusion.text,

@@ -46,6 +46,7 @@ class Device(NamedTuple):
     multiprocessors: int
 
 
+Places = tuple[tuple[str, torch.Size, torch.dtype], ...]  # as of a Request
 Reads = tuple[tuple[str, int, int], ...]  # field of ScanArguments, place of the tensor in a call, bytes to skip
 _READ_BY = (
     "input",
@@ -123,7 +124,7 @@ class Launcher:
         self.kernel = kernel
         self.asked = asked  # what the request asks for; another kernel may stand in
         self.own = kernel.key == asked
-        self.places = request.places
+        self.places = _places_of(request, kernel, length)
         self.reads = _reads_of(request, kernel.spec)
         self.registrations = 0, 0  # a generation of the native table, and how often it was told of this
         self.link, self.link_memory = request.call.link, None
@@ -181,9 +182,13 @@ class Launcher:
         x = inputs[0]
         assert x is not None
         device = x.device
-        outs = tuple([torch.empty(shape, dtype=dtype, device=device) for _, shape, dtype in self.places])
+        outs = self.make_outputs(device)
         self(inputs, outs)
         return outs
+
+    def make_outputs(self, device: torch.device) -> tuple[torch.Tensor, ...]:
+        """Return new tensors for the results."""
+        return tuple([torch.empty(shape, dtype=dtype, device=device) for _, shape, dtype in self.places])
 
     @property
     def template(self) -> Template:
@@ -233,6 +238,19 @@ def _reads_of(request: Request, spec: ScanSpec) -> Reads:
     skipped = {} if spec.every_offset else {"offsets": getattr(request.inputs.offsets, "itemsize", 0)}
     read = enumerate(zip(_READ_BY, request.inputs.flat, strict=False))
     return tuple((name, place, skipped.get(name, 0)) for place, (name, each) in read if each is not None)
+
+
+def _places_of(request: Request, kernel: Launchable, length: int) -> Places:
+    """What the kernel writes: of each sum over a line those of the parts that blocks take."""
+    if not request.call.line_sums:
+        return request.places
+    launch = kernel.code.launch
+    assert launch is not None
+    places = [*request.places]
+    at = len(places) - 1 - request.call.final
+    name, (count, _, *lines), dtype = places[at]
+    places[at] = name, torch.Size((count, launch.count_tiles(length), *lines)), dtype
+    return tuple(places)
 
 
 def device_of(tensor: torch.Tensor) -> Device:
@@ -300,6 +318,7 @@ def launch(launcher: Launcher | None, request: Request, outs: tuple[torch.Tensor
     """Launch, and return the results where the caller wants them. ``launcher`` is None for lines without items."""
     initial = request.inputs.initial
     if launcher is not None:
+        outs = launcher.make_outputs(request.x.device) if request.call.line_sums else outs
         launcher(request.inputs.flat if initial is None else readable(request).flat, outs)
     elif request.call.final:  # the carry-out of an empty line is its carry-in
         start = operator_named(request.call.op).start_of(dtype_named(request.dtype))
