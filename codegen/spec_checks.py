@@ -227,10 +227,10 @@ def in_results(spec: Any, row: Operator) -> Iterator[SpecMistake]:
     """Yield why no kernel computes the results: their dtype, a forward scan that fits no tile, or indices."""
     kinds, default = " or ".join(row.kinds), default_result(row.gives, spec.term)
     if spec.line_sums:
-        sums = {each.dtype for each in spec.fusion.outputs[-spec.line_sums :]} if spec.fusion else {spec.carry.name}
-        if len(sums) > 1 or not sums <= {"float32", "float64"}:
+        dtypes = {each.dtype for each in spec.fusion.outputs[-spec.line_sums :]} if spec.fusion else {spec.carry.name}
+        if len(dtypes) > 1 or not dtypes <= {"float32", "float64"}:
             allowed = "outputs that are all computed in float32, or all in float64"
-            value = f"line_sums={spec.line_sums} of {', '.join(sorted(sums))}"
+            value = f"line_sums={spec.line_sums} of {', '.join(sorted(dtypes))}"
             yield "the outputs cannot be summed over lines", allowed, value, "leave line_sums out, and sum the outputs"
     if not spec.out.stored:
         allowed = ", ".join(name for name, each in DTYPES.items() if each.stored and each.kind in row.kinds)

@@ -140,6 +140,10 @@ GOLDEN: tuple[Golden, ...] = (
         shows="columns with carry-in and carry-out; a broadcast gate",
     ),
     Golden(
+        slug="linear_gradient-f32-n2048-inner64-sums1-gate_f32-saved_f32-reverse-exclusive-results_saved-line_gate",
+        shows="the gradient of gates for each channel is stored as sums over lines, and of no item",
+    ),
+    Golden(
         slug="prod-f64-n65536-inner6-exclusive",
         variant=FEW,
         shows="few columns, split over blocks: tree look-back over totals of tiles and groups",

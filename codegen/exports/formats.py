@@ -91,7 +91,7 @@ def _rules(format: str, specs: Sequence[ScanSpec]) -> Iterator[tuple[str, bool, 
     generate = f"print the kernel alone: scanops generate {first.slug}"
     yield "no carries of segments and no chunks of segments", not first.every_offset, generate
     yield "lines of one GPU", not first.linked, generate
-    yield "no sum over lines", not first.states, generate
+    yield "no sum over lines", not (first.states or first.line_sums), generate
     yield "operands that are not transposed", "transposed" not in first.layouts, contiguous
     other = "use --format modelnew"
     if format == "cu":

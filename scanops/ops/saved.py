@@ -86,17 +86,17 @@ def add_line_sums(
 ) -> tuple[torch.Tensor, ...]:
     """Return gradients of these shapes and dtypes from sums over lines: of each one for each tile of a line."""
     parts = sums.unsqueeze(dim + 2)
-    if len(set(likes)) > 1:
-        every = zip(parts.split(1), likes, strict=True)
-        return tuple(
-            each for part, like in every for each in add_line_sums(part.squeeze(dim + 2), dim=dim, likes=[like])
-        )
-    count, (shape, dtype) = len(likes), likes[0]
+    if len(set(likes)) == 1:  # one operator for all
+        return _add_parts(parts, *likes[0]).unbind()
+    return tuple(_add_parts(parts[n : n + 1], *like)[0] for n, like in enumerate(likes))
+
+
+def _add_parts(parts: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    count = len(parts)
     if parts.numel() > count * shape.numel():
-        parts = sum_to(
-            parts, shape=torch.Size((count, *(1,) * (parts.ndim - 1 - len(shape)), *shape)), dtype=parts.dtype
-        )
-    return parts.reshape(count, *shape).to(dtype).unbind()
+        ones = (1,) * (parts.ndim - 1 - len(shape))
+        parts = sum_to(parts, shape=torch.Size((count, *ones, *shape)), dtype=parts.dtype)
+    return parts.reshape(count, *shape).to(dtype)
 
 
 def sum_to(gradient: torch.Tensor, *, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
