@@ -207,7 +207,11 @@ sum-f32-any-offsets_i64-strided logcumsumexp-bf16-any-inner64-few
 prod_gradient-f32-n40-gate_f32-saved_f32-segments-reverse-exclusive"""  # the length is an argument, but for the last
 NOT_EXPORTED = ("geometry", "neighbours")  # parameters of kernels with strides, which no file takes
 TYPES = {"long long": ctypes.c_longlong, "int": ctypes.c_int}  # of arguments in C, but for pointers
-NAMED = {"segments": "offsets", "second": "indices"}  # parameters with the bytes of fields that have other names
+NAMED = {
+    "line_sums": "indices",
+    "segments": "offsets",
+    "second": "indices",
+}  # parameters with the bytes of fields that have other names
 PLANS = {
     **{row.slug: row.plan for row in GOLDEN},
     **{slug: make_plan(ScanSpec.parse(slug.removesuffix("-few")), few=slug.endswith("-few")) for slug in ANY.split()},

@@ -210,7 +210,7 @@ def test_a_fallback_sums_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("length", [7, 2500])
 def test_sums_of_a_kernel(length: int, kernels: str) -> None:
-    """A kernel that is called by itself returns one sum for each tile of a line, and they add up to that of the items."""
+    """A kernel returns one sum for each tile of a line, which add up to that of the items."""
     torch.manual_seed(0)
     x, gate, saved = (torch.randn(2, length, 3, device=kernels) for _ in range(3))
     call = Call("linear_gradient", 1, reverse=True, exclusive=True, dtype=torch.float32)
