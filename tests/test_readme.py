@@ -26,6 +26,7 @@ from scanops.codegen.source import generate
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import TARGETS, target_of_capability
 from scanops.errors import UnsupportedRequest
+from tests.native.conftest import copy_library
 from tests.scripts import ROOT, Forked, ran
 from tests.store.sources import needs_nvrtc, script
 
@@ -265,6 +266,7 @@ def test_the_stages_of_the_docker_image(tmp_path: Path) -> None:
     changes = dict(each.split("=") for each in settings.split())
     assert len(build) == 3 and len(run) == 2 and changes["SCANOPS_POLICY"] == "never"
     (tmp_path / "build").mkdir()
+    copy_library(tmp_path / "build" / "pack")
     (tmp_path / "build" / "specs.toml").write_text('specs = ["sum-f32-n32768", "sum-f32-n4096-inner64"]')
     shutil.copy(tmp_path / "build" / "specs.toml", tmp_path)
     (tmp_path / "bin").mkdir()

@@ -7,6 +7,7 @@ until one is set, as in a process that uses only the driver.
 from __future__ import annotations
 
 import ctypes
+import shutil
 import struct
 import subprocess
 import threading
@@ -22,6 +23,7 @@ from scanops.build_request import CPU, CUBIN, BuildRequest
 from scanops.runtime import call_cache, driver, native
 from scanops.runtime.binaries import load_binary
 from scanops.runtime.kernels import Kernel
+from scanops.runtime.native import building
 from scanops.store import Store
 from scanops.store.entry import Entry, facts_of
 
@@ -36,6 +38,15 @@ class Counted:
         before = self.calls
         call()
         return self.calls - before
+
+
+def copy_library(folder: Path) -> Path:
+    """Copy the entry of the C++ call path into a new folder, so that it is not compiled again: it takes 20 seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SCANOPS_LOCK_SECONDS", "600")  # another worker may be building it
+        entry = building.find_library() or building.build()
+    folder.mkdir(mode=0o700)
+    return Path(shutil.copytree(entry.directory, folder / entry.directory.name))
 
 
 @pytest.fixture

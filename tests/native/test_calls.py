@@ -9,7 +9,6 @@ import gc
 import itertools
 import os
 import random
-import shutil
 import sys
 import threading
 import weakref
@@ -39,7 +38,7 @@ from scanops.runtime.native import building
 from scanops.store import Store, packs
 from scanops.store.entry import facts_of
 from scanops.store.library import load
-from tests.native.conftest import Counted, Driver, entry_of
+from tests.native.conftest import Counted, Driver, copy_library, entry_of
 from tests.numbers import matrix, oracle
 from tests.requests import test_bad_calls
 from tests.requests import test_repeats as repeats
@@ -436,19 +435,11 @@ print("served")
 """
 
 
-def copied(folder: Path) -> Path:
-    """Copy the library's entry into a folder, so that nothing is compiled again."""
-    entry = building.find_library()
-    assert entry is not None
-    folder.mkdir(mode=0o700)
-    return Path(shutil.copytree(entry.directory, folder / entry.directory.name))
-
-
 @pytest.mark.slow
 def test_a_pack_serves_where_nothing_can_be_built(counted: Counted, tmp_path: Path) -> None:
     """A pack with one kernel and the library."""
     folder, specs = tmp_path / "pack", tmp_path / "specs.toml"
-    copied(folder)
+    copy_library(folder)
     specs.write_text('targets = ["cpu"]\nspecs = ["sum-f32-n40"]\n', encoding="utf-8")
     done = CliRunner().invoke(main, ["precompile", str(specs), "-o", str(folder), "--native", "--jobs", "1"])
     assert done.exit_code == 0, done.output
@@ -478,7 +469,7 @@ assert native.serve is not None
 @pytest.mark.parametrize("by", ["launch", "patch"])
 def test_the_library_of_a_wheel_is_there_without_a_build(by: str, counted: Counted, tmp_path: Path) -> None:
     """No program is found that could build one, and nobody is told of a build."""
-    copied(tmp_path / "prebuilt")
+    copy_library(tmp_path / "prebuilt")
     nothing = {"SCANOPS_STORE": str(tmp_path / "none"), "PATH": ""}
     said = ran(sys.executable, "-c", START, str(tmp_path / "prebuilt"), by, **nothing).stdout
     assert "being built" not in said and f"natively: {tmp_path}" in said
@@ -490,7 +481,7 @@ def test_a_changed_library_is_not_loaded(
 ) -> None:
     """Neither from a store nor from the installed wheel, which serves where the store has none."""
     monkeypatch.setattr(building, "PREBUILT", tmp_path / "wheel")
-    copy, store = copied(tmp_path / place), Store(tmp_path / "store")
+    copy, store = copy_library(tmp_path / place), Store(tmp_path / "store")
     kept = building.find_library(store)
     assert kept is not None and kept.directory == copy and building.module_of(kept).size() == 0
     data = bytearray((copy / "kernel.so").read_bytes())

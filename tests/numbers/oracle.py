@@ -176,10 +176,14 @@ def scan(
     reverse: bool = False,
     exclusive: bool = False,
     complete: bool = False,
+    per_segment: bool = False,
     dtype: torch.dtype,
     carry_dtype: torch.dtype | None = None,
 ) -> Found:
-    """Scan line by line and item by item in Python's numbers; results are converted to ``dtype`` at the end."""
+    """Scan line by line and item by item in Python's numbers; results are converted to ``dtype`` at the end.
+
+    With ``per_segment`` each segment of a line has a carry-in and a carry-out.
+    """
     out = dtype_named(dtype)
     operator = OPERATORS[op].variants.get(out.kind, OPERATORS[op])
     shape = x.movedim(dim, -1).shape
@@ -193,6 +197,10 @@ def scan(
 
     selects = mask is not None and mask.dtype == torch.bool
     terms = _converted(x if mask is None or selects else _number(x) * _number(mask), dtype)
+    cuts, heads = [(0, length)], shape[:-1]  # a line is walked from one carry-in to one carry-out
+    if per_segment and offsets is not None:
+        cuts, offsets = list(itertools.pairwise(offsets.tolist())), None
+        heads = torch.Size([*shape[:-1], len(cuts)])
     columns = [
         lines(terms, None),
         lines(None if gate is None else _converted(gate, dtype), None),
@@ -200,49 +208,35 @@ def scan(
         lines(starts, False) if offsets is None else [_begun(offsets.tolist(), length)] * math.prod(shape[:-1]),
     ]
     start = operator.start_of(out)
-    firsts = [start] * len(columns[0])
+    firsts = [start] * math.prod(heads)
     if initial is not None:
         given = initial if isinstance(initial, torch.Tensor) else torch.tensor(initial)
-        carried = given.expand(shape[:-1]).reshape(-1).tolist()
-        firsts = [operator.resumed(h) if operator.resumed else h for h in carried]
+        given = given.movedim(dim, -1) if per_segment and given.ndim else given
+        firsts = [operator.resumed(h) if operator.resumed else h for h in given.expand(heads).reshape(-1).tolist()]
     turn = slice(None, None, -1 if reverse else 1)
-    places = range(length)[turn]
-    walks = []
-    for first, *line in zip(firsts, *columns, strict=True):
-        items = zip(*(each[turn] for each in line), places, strict=True)
-        walks.append(_walk(operator, start, first, items, reverse))
+    found_before, found_after, last, carries = [], [], [], iter(firsts)
+    for line in zip(*columns, strict=True):
+        parts = []
+        for begin, end in cuts:
+            items = zip(*(each[begin:end][turn] for each in (*line, range(length))), strict=True)
+            parts.append(_walk(operator, start, next(carries), items, reverse))
+        last += [h for _, _, h in parts]
+        for found, states in zip((found_before, found_after), zip(*parts, strict=True), strict=False):
+            found.append([state for part in states[turn] for state in part])
     indexed = bool(OPERATORS[op].indices)
-    found, last = [], [last for _, _, last in walks]
+    outputs = []
     for part, of in enumerate((dtype, torch.int64) if indexed else (dtype,)):
-        states = [before if exclusive else after for before, after, _ in walks]
-        states = [[first, *line] for first, line in zip(firsts, states, strict=True)] if complete else states
-        states = [[state[part] for state in line] for line in states] if indexed else states
-        found.append(_laid(states, torch.Size([*shape[:-1], length + complete]), dim, reverse, of))
-    ends = [h[0] for h in last] if indexed else last
-    final = _tensor(ends, carry_dtype or dtype).reshape(shape[:-1])
-    return Found(outputs=tuple(found), final=final)
+        of_lines = found_before if exclusive else found_after
+        of_lines = [[first, *line] for first, line in zip(firsts, of_lines, strict=True)] if complete else of_lines
+        of_lines = [[state[part] for state in line] for line in of_lines] if indexed else of_lines
+        outputs.append(_laid(of_lines, torch.Size([*shape[:-1], length + complete]), dim, reverse, of))
+    final = _tensor([h[0] for h in last] if indexed else last, carry_dtype or dtype).reshape(heads)
+    return Found(outputs=tuple(outputs), final=final.movedim(-1, dim) if per_segment else final)
 
 
-def scan_segments(x: torch.Tensor, op: str, dim: int, *, offsets: torch.Tensor, initial: Any, **options: Any) -> Found:
-    """Scan each segment as lines of its own, with its own carry-in."""
-    found = []
-    for number, (begin, end) in enumerate(itertools.pairwise(offsets.tolist())):
-        own = {
-            name: each.expand(x.shape).narrow(dim, begin, end - begin) if isinstance(each, torch.Tensor) else each
-            for name, each in options.items()
-        }
-        start = initial.select(dim, number) if isinstance(initial, torch.Tensor) and initial.ndim else initial
-        found.append(scan(x.narrow(dim, begin, end - begin), op, dim, initial=start, **own))
-        if OPERATORS[op].indices:  # which count from the beginning of x
-            at = found[-1].outputs[1]
-            at += begin * (at >= 0)
-    outputs = tuple(torch.cat(each, dim) for each in zip(*(each.outputs for each in found), strict=True))
-    return Found(outputs=outputs, final=torch.stack([each.final for each in found], dim))
-
-
-def expected(*, final: bool = False, per_segment: bool = False, **options: Any) -> tuple[torch.Tensor, ...]:
-    """Return the outputs of ``scan``, and the carry-out if ``final`` is set; ``per_segment`` that of each segment."""
-    found = scan_segments(**options) if per_segment else scan(**options)
+def expected(*, final: bool = False, **options: Any) -> tuple[torch.Tensor, ...]:
+    """Return the outputs of ``scan``, and the carry-out if ``final`` is set."""
+    found = scan(**options)
     return (*found.outputs, *([found.final] if final else []))
 
 
@@ -306,9 +300,10 @@ def _laid(states: list[list[Any]], shape: torch.Size, dim: int, reverse: bool, d
 def _tensor(numbers: list[Any], dtype: torch.dtype) -> torch.Tensor:
     exact = torch.complex128 if dtype.is_complex else torch.int64
     exact = torch.float64 if dtype.is_floating_point else exact
-    if exact == torch.int64:  # the same bits
-        numbers = [_wrapped(each) for each in numbers]
-    return torch.tensor(numbers, dtype=exact).to(dtype)
+    try:
+        return torch.tensor(numbers, dtype=exact).to(dtype)
+    except ValueError:  # numbers of more than 64 bits: the same lower ones
+        return torch.tensor([_wrapped(each) for each in numbers], dtype=exact).to(dtype)
 
 
 def _wrapped(number: Any) -> Any:

@@ -200,9 +200,15 @@ ROUNDED: dict[str, tuple[torch.Tensor, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("options", [{}, {"exclusive": True}, {"reverse": True}, {"complete": True}], ids=str)
-@pytest.mark.parametrize("role", ROUNDED)
-@pytest.mark.parametrize("op", ["max", "min"])
+# Each role with each option, the two operators by turns.
+EXTREMES = [
+    (("max", "min")[(row + column) % 2], role, options)
+    for row, role in enumerate(ROUNDED)
+    for column, options in enumerate(({}, {"exclusive": True}, {"reverse": True}, {"complete": True}))
+]
+
+
+@pytest.mark.parametrize(("op", "role", "options"), EXTREMES, ids=str)
 def test_extremes_that_rounding_makes_equal(op: str, role: str, options: dict[str, bool], device: str) -> None:
     """The gradient of a result belongs to the item or carry-in that it is, though its dtype holds neither of two."""
     x, narrow = ROUNDED[role]

@@ -299,12 +299,12 @@ def test_no_state_is_indexed_in_memory(size: str, nvcc: CudaToolkit, tmp_path: P
     Otherwise they lie in local memory, and behind a loop that stores them NVVM of CUDA 13.0 reads some from before it.
     """
     source, ptx = tmp_path / "kernel.cu", tmp_path / "kernel.ptx"
-    for variant in ("few", "many"):
-        key = KernelKey(ScanSpec.parse(f"logcumsumexp-bf16-{size}-mask_b8-{CARRIES}"), DEFAULT_TARGET, variant)
-        source.write_text(inline_headers(render(plan_kernel(key))))
+    spec = ScanSpec.parse(f"logcumsumexp-bf16-{size}-mask_b8-{CARRIES}")
+    for text in {render(plan_kernel(KernelKey(spec, DEFAULT_TARGET, variant))) for variant in ("few", "many")}:
+        source.write_text(inline_headers(text))
         command = [str(nvcc.path), "-ptx", "-std=c++17", "-O3", f"-arch={DEFAULT_TARGET}", str(source), "-o", str(ptx)]
         subprocess.run(command, check=True, capture_output=True)
-        assert "local_depot" not in ptx.read_text(), key
+        assert "local_depot" not in ptx.read_text(), text
 
 
 @pytest.mark.parametrize(("slug", "loops"), [("prod-f32-n4096", False), ("prod-f32-n131072", True)])
