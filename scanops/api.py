@@ -206,9 +206,8 @@ def scan(
     """
     if map is None and then is None and isinstance(op, str) and not isinstance(x, tuple | list):
         return run_scan(plain_name(op), x, None, dim, (out,), options)  # type: ignore[no-any-return]
-    is_plain = sum is None and finish is None and out is None and not OPEN
-    if is_plain and (serve := native.serve) is not None and not is_dynamo_compiling():
-        found: Any = serve(x, None, op, dim, options, map=map, then=then)
+    if out is None and not OPEN and (serve := native.serve) is not None and not is_dynamo_compiling():
+        found: Any = serve(x, None, op, dim, options, map=map, then=then, sum=sum, finish=finish)
         if found is not None:
             return found  # type: ignore[no-any-return]
     call, inputs = make_call(op, x, None, dim, **options)  # type: ignore[arg-type]  # of what scan_fused checks

@@ -121,10 +121,10 @@ def scan_fused(
     summed = () if sum is None else sum
     call, read = check_fused(Call(op, dim, reverse, exclusive, final, dtype, summed=summed, fusion=fusion), read)
     found = run_call(call, read)
-    if keys is not None and is_kept and sum is None and not (call.final and len(found) > 2):
+    if keys is not None and is_kept and flags is None and not (call.final and len(found) > 2):
         options = {"op": asked.op, "dim": dim, "reverse": reverse, "exclusive": exclusive, "final": final}
-        options |= {"dtype": dtype, "map": map, "then": then}
-        known: list[Any] = [(each, key) for each, key in zip(functions[:2], keys, strict=False) if key is not None]
+        options |= {"dtype": dtype, "map": map, "then": then, "sum": sum, "finish": finish}
+        known: list[Any] = [(each, key) for each, key in zip(functions[:3], keys, strict=False) if key is not None]
         if own is not None:
             parts = zip(own.functions, keys[3:], strict=True)
             known.append((own, (type(own), own, *(part for part in parts if part[0] is not None))))

@@ -16,6 +16,7 @@ from scanops.codegen.operators import find_operator
 from scanops.fallback.fused import compose
 from scanops.fallback.summed import compose_summed
 from scanops.ops import schema
+from scanops.ops.fused import FusedForward
 from scanops.ops.node import ScanFunction, apply_operator
 from scanops.ops.schema import Outputs
 from scanops.ops.serving import record_fused_call, serve
@@ -33,6 +34,7 @@ from scanops.requests.torch_state import (
     runs_kernels,
 )
 from scanops.runtime.launcher import deliver
+from scanops.runtime.recipes import Tape
 from scanops.runtime.states import run_states
 
 
@@ -83,7 +85,9 @@ def _record(call: Call, given: Inputs, outs: Tensors) -> Outputs:
     request = check_request(call, given, outs)
     kind = RequestKind(request)
     if call.summed:
-        return ScanFunction.record(SummedPass(kind, _compute_watched, run), request.inputs.flat)
+        needs = tuple([each is not None and each.requires_grad for each in request.inputs.differentiable])
+        forward = FusedForward(kind, request.inputs, needs, saves_states=False)
+        return ScanFunction.record(SummedPass(forward, _compute_watched, run), request.inputs.flat)
     if request.call.fusion is not None:
         return record_fused_call(kind, request.inputs, run, run, saves_states=has_kernels(request.x))
     return ScanFunction.record(ObservedForward(kind), request.inputs.flat)
@@ -91,7 +95,7 @@ def _record(call: Call, given: Inputs, outs: Tensors) -> Outputs:
 
 def _compute_watched(call: Call, given: Inputs) -> tuple[Outputs, Tensors]:
     """Return the results of a scan with sums as a mode sees them, and what the kernel saves for the backward pass."""
-    states = run_states(call, given, saves=True) if has_kernels(given.x) else None
+    states = run_states(call, given, Tape(()), saves=True) if has_kernels(given.x) else None
     return run(call, given), () if states is None else states[1]
 
 

@@ -32,22 +32,23 @@ from scanops.requests.geometry import line_shape
 from scanops.requests.request import FURTHER_AT, NAMES, Inputs, Needs, RequestKind, Tensors, check_request
 from scanops.requests.torch_state import runs_kernels
 from scanops.runtime import call_cache
-from scanops.runtime.recipes import Tape
+from scanops.runtime.recipes import Recipe, Tape
 
 
 class FusedForward:
     """What fused scans with gradients have in common that differ in nothing but their data."""
 
-    __slots__ = ("differentiable", "hidden", "is_composed", "kind", "needs", "states", "writing_call")
+    __slots__ = ("differentiable", "hidden", "is_composed", "kind", "needs", "recipe", "states", "writing_call")
 
     def __init__(self, kind: RequestKind, given: Inputs, needs: Needs, *, saves_states: bool) -> None:
         """``saves_states``: whether the forward kernel may write what the backward kernel reads."""
         call = kind.request.call
         fusion = fusion_of_call(call)
         self.kind, self.needs = kind, needs
+        self.recipe: Recipe | None = None  # of a scan with sums: the steps of the forward pass
         # Whether PyTorch's operators around a plain scan compute the call, and have its gradients.
-        self.is_composed = not _has_fused_gradient(call, given)
-        self.states = None if self.is_composed or not saves_states else _states_of(call, given)
+        self.is_composed = not (call.summed or _has_fused_gradient(call, given))
+        self.states = None if self.is_composed or call.summed or not saves_states else _states_of(call, given)
         # The call whose kernel writes the states as well, and how many results it has beside those of the user.
         self.writing_call = call if self.states is None else replace(call, fusion=fusion_of(self.states.text))
         self.hidden = len(fusion_of_call(self.writing_call).outputs) - len(fusion.outputs)
@@ -57,6 +58,8 @@ class FusedForward:
     def list_saved(self) -> tuple[int, ...]:
         """Return the places, among ``Inputs.flat`` and then results, of what the node saves."""
         first = FURTHER_AT + len(self.kind.shapes) - len(NAMES)
+        if self.recipe is not None:  # whose results are outputs, then what is saved
+            return (*range(first), first + len(fusion_of_call(self.kind.request.call).outputs))
         return (*range(first), *(first + at for at in (() if self.states is None else self.states.at)))
 
     def list_given(self, gradients: Tensors, saved: Tensors) -> Tensors:
@@ -78,7 +81,8 @@ class FusedForward:
 
 def recall_fused(call: Call, given: Inputs) -> tuple[FusedForward, Inputs]:
     """Return what equal calls have in common, checked the first time, and the tensors as its kernels read them."""
-    needs = tuple([each is not None and each.requires_grad for each in given.differentiable])
+    records = given.differentiates
+    needs = tuple([records and each is not None and each.requires_grad for each in given.differentiable])
     key = call_cache.key_of(call, given)
     known: FusedForward | None
     key, known = call_cache.recall_prepared(None if key is None else (*key, needs))

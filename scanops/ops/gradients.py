@@ -259,9 +259,11 @@ def _may_run_state_kernels(work: FusedBackwardPass) -> bool:
 
 def _by_state_kernels(work: FusedBackwardPass) -> Tensors | None:
     """The backward kernel of scans with sums; that of the forward pass runs again where it has saved nothing."""
-    again = None if work.saved else run_states(work.call, work.inputs, saves=True)
+    again = None if work.saved else run_states(work.call, work.inputs, work.tape, saves=True)
     saved: Tensors = work.saved if again is None else again[1]
-    return differentiate_states(work.call, work.inputs, saved, work.gradients, work.needs) if saved else None
+    if not saved:
+        return None
+    return differentiate_states(work.call, work.inputs, saved, work.gradients, work.needs, work.tape)
 
 
 def _sums_by_torch(work: FusedBackwardPass) -> Tensors:
@@ -313,10 +315,12 @@ def differentiate_fused(
             return recipe.again(given), recipe
         given = _tell_apart(given)
         gradients, inputs, saved = forward.split_given(given)
-    tape = Tape(given, is_kept=key is not None)
+    tape, call = Tape(given, is_kept=key is not None), kind.request.call
     states = forward.states if uses_states else None
+    is_followed = bool(call.summed) and is_sum_followed((*inputs.flat, *saved, *gradients))
+    operator = schema.list_fused_arguments(call) if is_followed else None
     with resumed(policy):  # autograd runs backward passes in threads of its own
-        work = FusedBackwardPass(kind.request.call, inputs, gradients, needs, scan, tape, states, saved)
+        work = FusedBackwardPass(call, inputs, gradients, needs, scan, tape, states, saved, operator)
         found = compute_fused_gradients(work)
     recipe = tape.recipe(found) if key is not None else None
     if key is not None and recipe is not None:

@@ -53,19 +53,27 @@ def register_functions(
     """
     if native.serve is None or is_compiling() or given.offsets is not None or not runs_kernels(given.flat):
         return
-    results: dict[str, Any] = {"final": call.final}
-    launched = call
-    if given.differentiates:
+    fields: dict[str, Any] = {"final": call.final, "traced": functions, "has_mask": has_mask}
+    launched, recipe = call, None
+    if given.differentiates or call.summed:
         forward = recall_fused(call, given)[0]
-        if forward.is_composed or not forward.kind.is_cached:
+        launched, recipe, hidden = forward.writing_call, forward.recipe, forward.hidden
+        if forward.is_composed or not forward.kind.is_cached or (call.summed and recipe is None):
             return
-        launched = forward.writing_call
-        part = _of_fused(forward, scan)
-        adjoint = native.CallGradient(forward.needs, part.number, forward.list_saved(), part)
-        results |= {"hidden": forward.hidden, "adjoints": (adjoint,)}
-    known = call_cache.recall(launched, given)[1]
-    if known is not None and _should_register(known):
-        native.register_call(options, given, known.launcher, traced=functions, has_mask=has_mask, **results)
+        if recipe is not None and given.initial is not None:  # whose first result is not the user's
+            return
+        if recipe is not None:
+            hidden = recipe.results - len(forward.differentiable)
+        fields["hidden"] = hidden
+        if given.differentiates:
+            part = _of_fused(forward, scan)
+            fields["adjoints"] = (native.CallGradient(forward.needs, part.number, forward.list_saved(), part),)
+    known = None if recipe is not None else call_cache.recall(launched, given)[1]
+    if recipe is not None:
+        if native.should_register(recipe):
+            native.register_call(options, given, None, recipe=recipe, **fields)
+    elif known is not None and _should_register(known):
+        native.register_call(options, given, known.launcher, **fields)
 
 
 def _should_register(known: call_cache.CachedLaunch) -> bool:

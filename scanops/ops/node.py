@@ -17,13 +17,7 @@ from scanops import torch_private as private
 from scanops.codegen.operators import find_operator
 from scanops.fallback.scans import compute
 from scanops.ops import schema
-from scanops.ops.gradients import (
-    FusedBackwardPass,
-    compute_fused_gradients,
-    differentiate,
-    differentiate_fused,
-    is_sum_followed,
-)
+from scanops.ops.gradients import differentiate, differentiate_fused
 from scanops.ops.linearised import knows, push_forward
 from scanops.ops.saved import saved_mask
 from scanops.ops.schema import Outputs
@@ -40,8 +34,7 @@ from scanops.requests.request import (
 )
 from scanops.requests.torch_state import has_kernels, is_derived, is_transformed, torch_kernels
 from scanops.runtime.launcher import deliver
-from scanops.runtime.policies import resumed
-from scanops.runtime.recipes import Recipe, Tape
+from scanops.runtime.recipes import Recipe
 
 _GRAD, _JVP, _VMAP = (getattr(private.TransformType, name) for name in ("Grad", "Jvp", "Vmap"))
 _FUNCTIONS_KNOW = {_GRAD, _JVP, _VMAP}  # transforms that autograd.Function has rules for; functionalize is none
@@ -158,7 +151,9 @@ class ScanFunction(torch.autograd.Function):
                     ctx.fused, inputs, given, needs
                 )
             else:
-                x, mask, gate, initial, *further = _differentiate_fused(ctx, needs, given)
+                read = ctx.forward.list_given(given, ctx.saved_tensors)
+                found, _ = differentiate_fused(ctx.forward, needs, read, ctx.policy, ctx.scan)
+                x, mask, gate, initial, *further = found
             return (None, x, mask, gate, None, None, initial, *further)
         if ctx.sharded is not None:
             # A checkpoint computes the call again, with its exchanges, where saved tensors are read: on all ranks.
@@ -200,22 +195,6 @@ def _save_plain(ctx: Any, work: ForwardPass, tensors: Sequence[torch.Tensor | No
     if is_transformed():
         ctx.save_for_forward(output[0], indices, *tensors)
         ctx.call = work.call  # type: ignore[attr-defined]  # of an operator
-
-
-def _differentiate_fused(ctx: Any, needs: Needs, gradients: Tensors) -> Tensors:
-    """Return the gradients of ``Inputs.differentiable`` that a node is asked for."""
-    call, tensors = ctx.kind.request.call, ctx.saved_tensors
-    if not call.summed:
-        given = ctx.forward.list_given(gradients, tensors)
-        return differentiate_fused(ctx.forward, needs, given, ctx.policy, ctx.scan)[0]
-    count = FURTHER_AT + len(needs) - len(NAMES)
-    inputs, saved = Inputs.of_flat(tensors[:count]), tensors[count:]
-    operator = ctx.fused if is_sum_followed((*tensors, *gradients)) else None
-    tape = Tape((), is_kept=False)
-    with resumed(ctx.policy):  # autograd runs backward passes in threads of its own
-        return compute_fused_gradients(
-            FusedBackwardPass(call, inputs, gradients, needs, ctx.scan, tape, saved=saved, operator=operator)
-        )
 
 
 def needs_of(ctx: Any) -> Needs:

@@ -67,7 +67,7 @@ def serve(
     that of ``run``. ``record``: what makes the node of autograd, in place of ``ScanFunction.record``.
     """
     if call.summed:
-        return _serve_summed(_recall_kind(call, given), given, scan, eager=eager)
+        return _serve_summed(*recall_fused(call, given), scan, eager=eager)
     if eager and call.fusion is not None and given.differentiates:
         forward, given = recall_fused(call, given)
         # A pass with gradients may write states as well, by another kernel than the call without.
@@ -117,35 +117,25 @@ def _compute(
     return (record or ScanFunction.record)(work, given.flat)
 
 
-def _recall_kind(call: Call, given: Inputs) -> RequestKind:
-    """Return what equal calls of a scan whose results are summed have in common, checked the first time."""
-    known: RequestKind | None
-    key, known = call_cache.recall_prepared(call_cache.key_of(call, given))
-    if known is None:
-        known = RequestKind(check_request(call, given))
-        if key is not None:
-            call_cache.remember(call_cache.PREPARED, key, known)
-    return known
-
-
-def _serve_summed(kind: RequestKind, given: Inputs, scan: Scan, *, eager: bool) -> Outputs:
+def _serve_summed(forward: FusedForward, given: Inputs, scan: Scan, *, eager: bool) -> Outputs:
     """Return the results of a scan whose results are summed, which no cache of launches holds."""
 
     def compute(call: Call, given: Inputs) -> tuple[Outputs, Tensors]:
-        return compute_summed(call, given, scan, kernels=eager, saves=True)
+        return compute_summed(forward, given, scan, kernels=eager)
 
     if given.differentiates:
-        return ScanFunction.record(SummedPass(kind, compute, scan), given.flat)
-    return compute_summed(kind.request.call, given, scan, kernels=eager)[0]
+        return ScanFunction.record(SummedPass(forward, compute, scan), given.flat)
+    return compute_summed(forward, given, scan, kernels=eager)[0]
 
 
 def record_fused_call(kind: RequestKind, given: Inputs, compute: Scan, scan: Scan, *, saves_states: bool) -> Outputs:
     """Return the results of a fused scan, recorded as one node, or as PyTorch's operators around a scan."""
-    if kind.request.call.summed:
-        summed = SummedPass(kind, lambda call, given: (compute(call, given), ()), scan)
-        return ScanFunction.record(summed, given.flat)
     needs = tuple([each is not None and each.requires_grad for each in given.differentiable])
-    return _record_fused(FusedForward(kind, given, needs, saves_states=saves_states), given, compute, scan)
+    forward = FusedForward(kind, given, needs, saves_states=saves_states)
+    if kind.request.call.summed:
+        summed = SummedPass(forward, lambda call, given: (compute(call, given), ()), scan)
+        return ScanFunction.record(summed, given.flat)
+    return _record_fused(forward, given, compute, scan)
 
 
 def _record_fused(forward: FusedForward, given: Inputs, compute: Scan, scan: Scan) -> Outputs:

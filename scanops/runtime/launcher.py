@@ -78,7 +78,7 @@ class Template(NamedTuple):
 
     arguments: bytes
     reads: tuple[int, ...]  # byte offset in the arguments of each of the launcher's ``reads``
-    outputs: tuple[tuple[int, torch.Size, torch.dtype], ...]  # offset, shape, dtype of each output
+    outputs: tuple[tuple[int, torch.Size, torch.dtype, int], ...]  # offset, shape, dtype, bytes to skip of each output
     launch: int  # address of LaunchBinding.function
     configure: int  # address of the emulator's setup function; 0 on a GPU
     kernel: BoundKernel
@@ -101,6 +101,7 @@ class Launcher:
         "places",
         "reads",
         "registrations",
+        "skipped",
         "workspace_bytes",
     )
 
@@ -125,6 +126,7 @@ class Launcher:
         self.asked = asked  # what the request asks for; another kernel may stand in
         self.own = kernel.key == asked
         self.places = _places_of(request, kernel, length)
+        self.skipped = (0,) * len(self.places)
         self.reads = _reads_of(request, kernel.spec)
         self.registrations = 0, 0  # a generation of the native table, and how often it was told of this
         self.link, self.link_memory = request.call.link, None
@@ -193,17 +195,18 @@ class Launcher:
     @property
     def template(self) -> Template:
         """The launch for the C++ call path."""
-        at = {field[0]: getattr(ScanArguments, field[0]).offset for field in ScanArguments._fields_}
+        kind = type(self._arguments)
+        at = {field[0]: getattr(kind, field[0]).offset for field in kind._fields_}
         return Template(
             arguments=bytes(self._arguments)[
                 : None if self.kernel.spec.map or self.kernel.spec.saved_initial else BEFORE_FURTHER
             ],
             reads=tuple(at[name] for name, _, _ in self.reads),
-            outputs=tuple((at[name], shape, dtype) for name, shape, dtype in self.places),
+            outputs=tuple((at[name], *of, skip) for (name, *of), skip in zip(self.places, self.skipped, strict=True)),
             launch=_address(self._bound.function),
             configure=_address(self._bound.configure),
             kernel=self._bound.kernel,
-            workspace=(at["workspace"], self.workspace_bytes),
+            workspace=(at.get("workspace", 0), self.workspace_bytes),
             link=0 if self.link is None else self.link.address,
         )
 

@@ -1,6 +1,6 @@
-"""The recipe of a backward pass.
+"""The recipe of a backward pass, or of a forward pass of several steps.
 
-Which kernels of a backward pass run, and what is converted or copied for them, follows from shapes, strides and dtypes
+Which kernels of a pass run, and what is converted or copied for them, follows from shapes, strides and dtypes
 alone. A pass that runs is recorded on a ``Tape``; its ``Recipe`` repeats the steps without deciding anything again.
 """
 
@@ -27,10 +27,10 @@ class Step(NamedTuple):
 class Recipe:
     """The steps of a backward pass, and the positions of the gradients on its tape, in the order of ``NAMES``."""
 
-    __slots__ = ("_compute", "_found", "gives", "launchers", "registrations", "steps")
+    __slots__ = ("_compute", "_found", "gives", "launchers", "registrations", "results", "steps")
 
-    def __init__(self, steps: tuple[Step, ...], gives: tuple[int, ...]) -> None:
-        self.steps = steps
+    def __init__(self, steps: tuple[Step, ...], gives: tuple[int, ...], results: int) -> None:
+        self.steps, self.results = steps, results  # and how many results they have together
         self.gives = gives
         self.launchers = tuple(step.launcher for step in steps if step.launcher is not None)
         self.registrations = 0, 0  # a generation of the native table, and how often it was told of this
@@ -38,7 +38,7 @@ class Recipe:
         self._found = operator.itemgetter(*gives)
 
     def again(self, given: Tensors) -> Tensors:
-        """Repeat the pass on ``given`` and return its gradients."""
+        """Repeat the pass on ``given`` and return its results."""
         tape: list[torch.Tensor | None] = [None, *given]
         for compute, reads in self._compute:
             tape += compute(reads(tape))
@@ -58,6 +58,7 @@ class Tape:
         self._whole = len(set(tensors)) == len(tensors)  # of one tensor given twice it is unknown which was read
         self._tape: list[torch.Tensor | None] = [None, *given]
         self._steps: list[Step] = []
+        self._first = len(self._tape)  # the position of the first result
         self._views: list[tuple[torch.Tensor, torch.Tensor]] = []  # each with the tensor whose memory it begins with
 
     def apply(self, compute: Callable[..., torch.Tensor], *given: torch.Tensor | None) -> torch.Tensor:
@@ -95,7 +96,7 @@ class Tape:
     def recipe(self, gradients: Tensors) -> Recipe | None:
         """Return the recipe of the pass that returned ``gradients``; None if some step was not recorded."""
         gives = self._places(gradients)
-        return Recipe(tuple(self._steps), gives) if self._whole else None
+        return Recipe(tuple(self._steps), gives, len(self._tape) - self._first) if self._whole else None
 
     def _places(self, tensors: Tensors) -> tuple[int, ...]:
         found = tuple(next((n for n, one in enumerate(self._tape) if one is each), -1) for each in tensors)

@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +29,8 @@ from scanops.requests.geometry import ALIGNMENT
 from scanops.requests.request import NAMES, Inputs, Needs, Tensors
 from scanops.runtime import call_cache
 from scanops.runtime.binaries import bind_binary
-from scanops.runtime.launcher import Device, Launchable, Launcher, device_of
+from scanops.runtime.launcher import Device, Launchable, Launcher
+from scanops.runtime.recipes import Tape
 from scanops.torch_private import current_device
 
 OUTER_DIMS = 3
@@ -205,12 +207,23 @@ def _unit_of_output(arranged: Arrangement) -> str:
 class StatesLauncher(Launcher):
     """A kernel of a scan with states, bound to shapes and strides: a call sets pointers, and launches."""
 
-    __slots__ = ("_skipped",)
+    __slots__ = ()
 
     def __init__(
-        self, kernel: Launchable, device: Device, arranged: Arrangement, index: int, tensors: Sequence[_Strides | None]
+        self,
+        kernel: Launchable,
+        device: Device,
+        arranged: Arrangement,
+        index: int,
+        operands: Sequence[_Strides],
+        results: Sequence[tuple[_Strides, torch.Size, torch.dtype]],
+        reads: tuple[str, ...],
+        writes: tuple[tuple[str, torch.Size, torch.dtype], ...],
     ) -> None:
-        """``tensors``: the strides of operands, and then of results, by the names of ``_NAMES``."""
+        """``operands``: their strides. ``results``: strides, then shape and dtype of contiguous memory.
+
+        ``reads`` and ``writes``: carries that follow the operands and the results, by the names of ``_CARRIES``.
+        """
         arguments: Any = StatesArguments()
         arguments.lines = math.prod(arranged.outer_sizes) * arranged.lines
         arguments.length, arguments.multiprocessors = arranged.length, device.multiprocessors
@@ -218,27 +231,35 @@ class StatesLauncher(Launcher):
         sizes.size, sizes.length, sizes.parts, sizes.part_steps = arranged.lines, arranged.length, 1, arranged.length
         for at, size in enumerate(arranged.outer_sizes):
             sizes.outer[at] = size
-        self._skipped: list[tuple[str, int]] = []
-        for name, each in zip(_NAMES, tensors, strict=False):
-            if each is not None:
-                each.write(getattr(arguments, name))
-                self._skipped.append((name, each.skipped))
-        self.kernel, self.link, self.link_memory = kernel, None, None
+        named = [*zip(_NAMES, operands, strict=False)]
+        made = [(name, *each) for name, each in zip(_NAMES[_OPERANDS:], results, strict=False)]
+        for name, strides in (*named, *((name, strides) for name, strides, *_ in made)):
+            strides.write(getattr(arguments, name))
+        skipped = [*((name, strides.skipped) for name, strides in named), *((name, 0) for name in reads)]
+        self.reads = tuple((name, place, skip) for place, (name, skip) in enumerate(skipped))
+        self.places = (*((name, shape, dtype) for name, _, shape, dtype in made), *writes)
+        self.skipped = (*(strides.skipped for _, strides, *_ in made), *(0 for _ in writes))
+        self.kernel, self.asked, self.own, self.registrations = kernel, kernel.key, True, (0, 0)
+        self.link, self.link_memory = None, None
         self._bound = bind_binary(kernel.code, arguments, index)
         self._arguments, self.workspace_bytes = arguments, 0
         self._spare = []
 
-    def launch(self, tensors: Sequence[torch.Tensor], carries: Sequence[torch.Tensor | None]) -> None:
-        """Launch with operands, results and the pointers of ``_CARRIES``, on the current stream of their device."""
-        where = tensors[0].device
+    def __call__(self, inputs: Tensors, outs: tuple[torch.Tensor, ...]) -> None:
+        """Launch on operands and then carries, into results and then carries, on the current stream of the device."""
+        where = outs[0].device
         if where.type == "cuda" and where.index != current_device():
             with torch.cuda.device(where):
-                return self.launch(tensors, carries)
+                return self(inputs, outs)
         arguments, reference = self._take()
-        for (name, skipped), tensor in zip(self._skipped, tensors, strict=True):
-            getattr(arguments, name).data = tensor.data_ptr() + skipped
-        for name, carry in zip(_CARRIES, carries, strict=True):
-            setattr(arguments, name, None if carry is None else carry.data_ptr())
+        read = [(name, inputs[place], skip) for name, place, skip in self.reads]
+        written = [(name, out, skip) for (name, *_), out, skip in zip(self.places, outs, self.skipped, strict=True)]
+        for name, tensor, skip in (*read, *written):
+            address = tensor.data_ptr() + skip  # type: ignore[union-attr]
+            if name in _CARRIES:
+                setattr(arguments, name, address)
+            else:
+                getattr(arguments, name).data = address
         self._queue(arguments, reference, where)
 
 
@@ -260,7 +281,8 @@ class _Part(NamedTuple):
     """How a part of a gradient is allocated, and what the gradient of the operand is made of it by."""
 
     place: int  # of the operand in the call
-    shape: tuple[int, ...]  # that a view has before what the operand is broadcast over is summed
+    memory: torch.Size
+    shape: tuple[int, ...]  # that a view of it has before what the operand is broadcast over is summed
     stride: tuple[int, ...]
     summed: tuple[int, ...]  # dimensions of that view
     dtype: torch.dtype
@@ -273,8 +295,7 @@ class _Prepared(NamedTuple):
     launcher: StatesLauncher
     places: tuple[int, ...]  # which operands of the call the kernel reads
     outputs: tuple[tuple[tuple[int, ...], torch.dtype], ...]
-    carry: tuple[tuple[int, ...], torch.dtype]
-    saved: tuple[int, ...]  # the shape of what a forward pass saves
+    carry: torch.dtype
     parts: tuple[_Part, ...]
 
 
@@ -313,7 +334,7 @@ def _prepare(call: Call, given: Inputs, *, saves: bool, wanted: tuple[bool, ...]
         input_layout=direction,
         map=fusion.text,
     )
-    device = device_of(given.x)
+    device = call_cache.device_of(given.x)
     try:
         kernel, asked = call_cache.kernel_for(spec, math.prod(arranged.outer_sizes) * arranged.lines, device)
     except UnsupportedRequest:  # by the planner: so many states fit no block
@@ -326,6 +347,14 @@ def _prepare(call: Call, given: Inputs, *, saves: bool, wanted: tuple[bool, ...]
     strides = [_strides(arranged, each, call.reverse) for each in views]
     like_output = [_strides_of_output(arranged, each, call.reverse) for each in outputs]
     made: list[tuple[_Part, _Strides]] = []
+    carry = torch.Size((*arranged.outer_sizes, arranged.lines, arranged.states))
+    kept_steps = -(-arranged.length // save_steps(arranged.states))
+    saved = torch.Size((*arranged.outer_sizes, kept_steps, arranged.lines, arranged.states))
+    # Carries change places in a backward pass, which reads what the forward pass has saved.
+    carries_in, carries_out = given.initial is not None, bool(call.final)
+    reads = ("carry_in",) * (carries_out if wanted else carries_in) + ("saved",) * bool(wanted)
+    writes = [("saved", saved, dtype)] * saves
+    writes += [("carry_out", carry, dtype)] * (carries_in if wanted else carries_out)
     if wanted:
         strides += like_output
         blocks = -(-arranged.lines // kernel.code.launch.width)
@@ -333,20 +362,18 @@ def _prepare(call: Call, given: Inputs, *, saves: bool, wanted: tuple[bool, ...]
             place = places[each.operand]
             along = direction == "transposed"
             made.append(_plan_part(arranged, fusion, each, place, given.operands[place], blocks, along, call.reverse))
-    results = [each for _, each in made] if wanted else like_output
-    padded = [*strides, *[None] * (_OPERANDS - len(strides)), *results]
+    results: list[tuple[_Strides, torch.Size, torch.dtype]] = [
+        (each, torch.Size(shape), kind) for each, (shape, kind) in zip(like_output, outputs, strict=True)
+    ]
+    if wanted:
+        results = [(each, part.memory, part.dtype) for part, each in made]
+    index = given.x.get_device()
     found = _Prepared(
         arranged=arranged,
-        launcher=StatesLauncher(kernel, device, arranged, given.x.get_device(), padded),
+        launcher=StatesLauncher(kernel, device, arranged, index, strides, results, reads, tuple(writes)),
         places=places,
         outputs=outputs,
-        carry=((*arranged.outer_sizes, arranged.lines, arranged.states), dtype),
-        saved=(
-            *arranged.outer_sizes,
-            -(-arranged.length // save_steps(arranged.states)),
-            arranged.lines,
-            arranged.states,
-        ),
+        carry=dtype,
         parts=tuple(part for part, _ in made),
     )
     if call.hashable:
@@ -404,12 +431,12 @@ def _plan_part(
     strides = _against_time(arranged, strides, itemsize if dtype == operand.dtype else dtype.itemsize, reverse)
     blocked = [part.select(OUTER_DIMS, 0)] if "b" in by_dim else [part]
     whole = arranged.place(blocked[0], *order.replace("b", ""))
-    shape, stride = tuple(whole.shape), whole.stride()
+    memory, shape, stride = part.shape, tuple(whole.shape), whole.stride()
     aligned = (*[1] * (len(shape) - operand.ndim), *operand.shape)
     summed = tuple(d for d, (mine, its) in enumerate(zip(shape, aligned, strict=True)) if mine != 1 and its == 1)
     if "b" in by_dim:
         shape, stride, summed = (blocks, *shape), (by_dim["b"], *stride), (0, *(d + 1 for d in summed))
-    return _Part(place, shape, stride, summed, dtype), strides
+    return _Part(place, memory, shape, stride, summed, dtype), strides
 
 
 def _carry_order(arranged: Arrangement) -> tuple[torch.Size, list[int]]:
@@ -420,43 +447,45 @@ def _carry_order(arranged: Arrangement) -> tuple[torch.Size, list[int]]:
     return whole, order + [d for d in range(len(whole)) if d not in order]  # the others are of size 1
 
 
-def _pack_carry(prepared: _Prepared, carry: torch.Tensor) -> torch.Tensor:
+def _pack_carry(carry: torch.Tensor, *, arranged: Arrangement, dtype: torch.dtype) -> torch.Tensor:
     """Return the carry of each state as [outer..., line, state], contiguous."""
-    whole, order = _carry_order(prepared.arranged)
-    return carry.to(prepared.carry[1]).expand(whole).permute(order).contiguous()
+    whole, order = _carry_order(arranged)
+    return carry.to(dtype).expand(whole).permute(order).contiguous()
 
 
-def _unpack_carry(arranged: Arrangement, packed: torch.Tensor) -> torch.Tensor:
+def _unpack_carry(packed: torch.Tensor, *, arranged: Arrangement) -> torch.Tensor:
     whole, order = _carry_order(arranged)
     back = sorted(range(len(order)), key=lambda at: order[at])
     return packed.reshape([whole[d] for d in order]).permute(back).contiguous()
 
 
-def run_states(call: Call, given: Inputs, *, saves: bool) -> tuple[tuple[torch.Tensor, ...], Tensors] | None:
+def run_states(
+    call: Call, given: Inputs, tape: Tape, *, saves: bool
+) -> tuple[tuple[torch.Tensor, ...], Tensors] | None:
     """Return the outputs of a scan with sums over states, and what its backward pass reads; None: by torch.
 
-    ``saves``: whether there will be a backward pass.
+    ``saves``: whether there will be a backward pass. ``tape``: of the steps, the last of which gives the carry-out.
     """
     prepared = _prepare(call, given, saves=saves)
     if prepared is None:
         return None
-    device, operands = given.x.device, given.operands
-    outs = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in prepared.outputs]
-    shape, dtype = prepared.carry
-    final = torch.empty(shape, dtype=dtype, device=device) if call.final else None
-    saved = torch.empty(prepared.saved, dtype=dtype, device=device) if saves else None
-    initial = None if given.initial is None else _pack_carry(prepared, given.initial)
-    prepared.launcher.launch([*(operands[at] for at in prepared.places), *outs], (initial, final, saved))
-    found = (*outs, *([] if final is None else [_unpack_carry(prepared.arranged, final)]))
-    return found, () if saved is None else (saved,)
+    arranged, launcher = prepared.arranged, prepared.launcher
+    read: list[torch.Tensor] = [given.operands[at] for at in prepared.places]
+    if given.initial is not None:
+        read.append(tape.apply(partial(_pack_carry, arranged=arranged, dtype=prepared.carry), given.initial))
+    made = launcher.outputs(tuple(read))
+    tape.record_launch(launcher, tuple(read), made)
+    count = len(prepared.outputs)
+    final = [tape.apply(partial(_unpack_carry, arranged=arranged), made[-1])] if call.final else []
+    return (*made[:count], *final), made[count : count + saves]
 
 
 def differentiate_states(
-    call: Call, given: Inputs, saved: Tensors, gradients: Sequence[torch.Tensor | None], needs: Needs
+    call: Call, given: Inputs, saved: Tensors, gradients: Sequence[torch.Tensor | None], needs: Needs, tape: Tape
 ) -> Tensors | None:
     """Return the gradients of ``Inputs.differentiable`` from those of the outputs; None where torch computes them.
 
-    ``saved``: what ``run_states`` has kept of the forward pass.
+    ``saved``: what ``run_states`` has kept of the forward pass. ``tape``: of the steps.
     """
     wanted = (needs[0], *needs[len(NAMES) :])
     assert call.fusion is not None
@@ -467,32 +496,50 @@ def differentiate_states(
     prepared = _prepare(call, given, saves=False, wanted=wanted)
     if prepared is None:
         return None
-    device, operands = given.x.device, given.operands
-    known = [
-        torch.zeros(shape, dtype=dtype, device=device) if grad is None else _align(grad)
-        for grad, (shape, dtype) in zip(gradients[:count], prepared.outputs, strict=True)
-    ]
-    parts = [torch.empty_strided(each.shape, each.stride, dtype=each.dtype, device=device) for each in prepared.parts]
-    shape, dtype = prepared.carry
-    of_initial = None if given.initial is None else torch.empty(shape, dtype=dtype, device=device)
-    reaching = None if of_final is None else _pack_carry(prepared, of_final)
-    tensors = [*(operands[at] for at in prepared.places), *known, *parts]
-    prepared.launcher.launch(tensors, (reaching, of_initial, saved[0]))
-    found: dict[int, torch.Tensor] = {}
-    for each, part in zip(prepared.parts, parts, strict=True):
-        whole = part.sum(each.summed) if each.summed else part
-        operand = operands[each.place]
-        whole = whole.view(operand.shape) if whole.shape != operand.shape else whole
-        found[each.place] = found[each.place] + whole if each.place in found else whole
-    made = [
-        None if not wanted[at] else found[at].to(each.dtype) if at in found else torch.zeros_like(each)
-        for at, each in enumerate(operands)
-    ]
+    arranged, launcher, initial = prepared.arranged, prepared.launcher, given.initial
+    read: list[torch.Tensor | None] = [given.operands[at] for at in prepared.places]
+    for grad, (shape, dtype) in zip(gradients[:count], prepared.outputs, strict=True):
+        if grad is None:
+            grad = tape.apply(partial(torch.Tensor.new_zeros, size=shape, dtype=dtype), given.x)
+        elif not grad.is_contiguous() or grad.data_ptr() % ALIGNMENT:
+            grad = tape.apply(_align, grad)
+        read.append(grad)
+    if of_final is not None:
+        read.append(tape.apply(partial(_pack_carry, arranged=arranged, dtype=prepared.carry), of_final))
+    read.append(saved[0])
+    made = launcher.outputs(tuple(read))
+    tape.record_launch(launcher, tuple(read), made)
+    likes = tuple((each.shape, each.dtype) if want else None for each, want in zip(given.operands, wanted, strict=True))
+    collect = partial(_collect_parts, prepared.parts, likes)
+    x, *further = tape.call(collect, given.x, *made[: len(prepared.parts)])
     carried = None
-    if given.initial is not None and needs[3] and of_initial is not None:
-        carried = _unpack_carry(prepared.arranged, of_initial)
-        carried = carried.sum_to_size(given.initial.shape).to(given.initial.dtype)
-    return (made[0], None, None, carried, *made[1:])
+    if initial is not None and needs[3]:
+        carried = tape.apply(partial(_unpack_carry, arranged=arranged), made[-1])
+        if (carried.shape, carried.dtype) != (initial.shape, initial.dtype):
+            shape, dtype = initial.shape, initial.dtype
+            carried = tape.apply(lambda found: found.sum_to_size(shape).to(dtype), carried)
+    return (x, None, None, carried, *further)
+
+
+def _collect_parts(
+    parts: tuple[_Part, ...],
+    likes: tuple[tuple[torch.Size, torch.dtype] | None, ...],
+    x: torch.Tensor,
+    *made: torch.Tensor,
+) -> Tensors:
+    """The gradients of the operands of a call, of those ``likes`` of which are given, from the parts of each."""
+    found: dict[int, torch.Tensor] = {}
+    for each, memory in zip(parts, made, strict=True):
+        part = memory.as_strided(each.shape, each.stride)
+        whole = part.sum(each.summed) if each.summed else part
+        like = likes[each.place]
+        assert like is not None
+        whole = whole.view(like[0]) if whole.shape != like[0] else whole
+        found[each.place] = found[each.place] + whole if each.place in found else whole
+    return tuple(
+        None if like is None else found[at].to(like[1]) if at in found else x.new_zeros(like[0], dtype=like[1])
+        for at, like in enumerate(likes)
+    )
 
 
 def _align(grad: torch.Tensor) -> torch.Tensor:

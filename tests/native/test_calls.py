@@ -749,6 +749,14 @@ def pass_gate(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
     return torch.sigmoid(x), y
 
 
+def decay_states(x: torch.Tensor, rates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.exp(-rates * rates), x * rates
+
+
+def weigh(state: torch.Tensor, x: torch.Tensor, rates: torch.Tensor) -> torch.Tensor:
+    return state * torch.cos(rates)
+
+
 def decay(total: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return total > 0, torch.exp(-total) * y, total + x
 
@@ -772,12 +780,26 @@ FUSED_PAIRS: dict[str, Call] = {
         (GATE, x), "linear", 1, map=pass_gate, initial=h, return_final=True
     ),
 }
+RATES = torch.linspace(0.25, 1, 6)
+SUMMED: dict[str, Call] = {
+    "sums": lambda x, _: scanops.scan((x[..., None], RATES), "linear", 1, map=decay_states, then=weigh, sum=2),
+    "sums, reverse": lambda x, _: scanops.scan(
+        (GATE[..., None], x[0, :6]), "linear", 0, map=decay_states, then=weigh, sum=2, reverse=True,
+        finish=lambda total, x, rates: torch.tanh(total) * x,
+    ),
+}  # fmt: skip
+SUMMED_PAIRS: dict[str, Call] = {
+    "sums and states": lambda x, _: scanops.scan(
+        (x[..., None], RATES), "linear", 1, map=decay_states, then=weigh, sum=2, return_final=True
+    ),
+}
 FUSED_MIXED: dict[str, Call] = {
     "gates of columns": lambda x, _: scanops.scan((x[:1], GATE), "linear", 1, map=pass_gate, exclusive=True),
     "halves": lambda x, _: scanops.scan((x[:, :1].half(), GATE), "sum", 1, map=multiply),
 }
-PAIRS = CHUNKS | FUSED_PAIRS
-CALLS = ALONE | CHUNKS | MIXED | FUSED | FUSED_PAIRS | FUSED_MIXED
+PAIRS = CHUNKS | FUSED_PAIRS | SUMMED_PAIRS
+FUNCTIONS = FUSED | FUSED_PAIRS | FUSED_MIXED | SUMMED | SUMMED_PAIRS
+CALLS = ALONE | CHUNKS | MIXED | FUNCTIONS
 LAYOUTS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
     lambda g: g,
     lambda g: g[:1].expand(g.shape),
@@ -793,7 +815,7 @@ def slopes(name: str, used: tuple[int, ...], scale: float, spread: Any = LAYOUTS
     """Return the gradients of some results of a call, and the name of their node."""
     x, h = leaf(scale), torch.tensor([2.0, -1.0, 0.5], requires_grad=True)
     results = [y for y in flat(CALLS[name](x, h)) if y.requires_grad]
-    given = [spread(INCOMING) if y.ndim == 2 else h.detach() for y in results]
+    given = [spread(INCOMING) if y.shape == SHAPE else y.detach().cos() for y in results]
     found = torch.autograd.grad(
         [results[k] for k in used], [x, h], [given[k].to(results[k].dtype) for k in used], allow_unused=True
     )
@@ -829,7 +851,7 @@ def test_every_operator(name: str, counted: Counted) -> None:
     "name",
     [
         *("sum of segments", "sum, masked, reverse", "product", "cummax", "recurrence", "chunks of a recurrence"),
-        *("gates", "decays", "gates with carries", "gates of columns"),
+        *("gates", "decays", "gates with carries", "gates of columns", "sums", "sums and states"),
     ],
 )
 def test_in_a_graph_of_compiled_autograd(name: str, counted: Counted) -> None:
@@ -844,7 +866,7 @@ def test_in_a_graph_of_compiled_autograd(name: str, counted: Counted) -> None:
             found, named = slopes(name, used, 30.0)
         assert named == "ScanBackward"
         torch.testing.assert_close(found, expected)
-    backward = "fused_backward" if name in FUSED | FUSED_PAIRS | FUSED_MIXED else "scan_backward"
+    backward = "fused_backward" if name in FUNCTIONS else "scan_backward"
     assert graphs == [[f"scanops.{backward}.default"]]
 
 

@@ -160,6 +160,8 @@ class NativeOperation(NamedTuple):
     reads: tuple[int, ...]  # places among tensors and the results before; -1 is None
 
 
+NativeStep = NativeLaunch | NativeOperation
+
 # The places, among Inputs.flat and then results, of the tensors that a plain scan may save, as SavedTensors names them.
 _SAVED = (0, 1, 2, 5, FURTHER_AT, FURTHER_AT + 1, 3, 4)
 
@@ -195,8 +197,9 @@ def options_of(call: Call) -> dict[str, Any]:
 def register_call(
     options: Mapping[str, object],
     inputs: Inputs,
-    launcher: Launcher,
+    launcher: Launcher | None,
     *,
+    recipe: Recipe | None = None,
     final: bool = False,
     hidden: int = 0,
     adjoints: tuple[CallGradient, ...] = (),
@@ -205,22 +208,19 @@ def register_call(
     traced: Sequence[tuple[object, tuple[object, ...]]] = (),
     has_mask: bool = False,
 ) -> None:
-    """Let C++ serve calls like this one, which ``launcher`` has served.
+    """Let C++ serve calls like this one, which ``launcher`` has served, or of several steps ``recipe``.
 
     ``options`` is what ``serve`` is given beside the tensors. ``final``: whether the carry-out is the last result.
     ``hidden``: results before it that the user does not get. ``adjoints``: each gradient that the call may be asked
     for. ``shape``: that of the result, where it is another view of what the launcher writes. ``traced``: functions
     among the options, each with what it reads. ``has_mask``: whether the last of further operands is given as the mask.
     """
-    module, template, on_gpu = _MODULES[0], launcher.template, inputs.x.is_cuda
+    module, on_gpu = _MODULES[0], inputs.x.is_cuda
     further = inputs.flat[FURTHER_AT:]
     if len(further) > module.MOST_FURTHER + has_mask or not (on_gpu or emulator.ACTIVE.get()):
         return
     for each, key in traced:
         module.trace(each, key)
-    if shape is not None:
-        (output,) = template.outputs
-        template = template._replace(outputs=((output[0], shape, output[2]),))
     names = Inputs._fields[:FURTHER_AT]
     places = [*map(module.OPERANDS.index, names), *range(len(module.OPERANDS), len(module.OPERANDS) + len(further))]
     fields = {**dict(zip(names, inputs.flat, strict=False)), **options}
@@ -228,14 +228,26 @@ def register_call(
         places[-1] = module.OPERANDS.index("mask")
         further, fields["mask"] = further[:-1], further[-1]
     fields["x"] = (inputs.x, *further) if further else inputs.x
-    reads = tuple((which, places[place], skip) for which, (_, place, skip) in enumerate(launcher.reads))
-    launches = (NativeLaunch(template, reads, launcher),)
     # Of results, which are behind all operands here and there.
-    places += range(len(module.OPERANDS) + len(further), len(module.OPERANDS) + len(further) + len(launcher.places))
+    first = len(module.OPERANDS) + len(further)
+    steps: tuple[NativeStep, ...] | None = None
+    if recipe is not None:
+        places += range(first, first + recipe.results)
+        steps = _list_steps(recipe, places)
+    elif launcher is not None:
+        places += range(first, first + len(launcher.places))
+        template = launcher.template
+        if shape is not None:
+            ((at, _, dtype, skip),) = template.outputs
+            template = template._replace(outputs=((at, shape, dtype, skip),))
+        reads = tuple((which, places[place], skip) for which, (_, place, skip) in enumerate(launcher.reads))
+        steps = (NativeLaunch(template, reads, launcher),)
+    if steps is None:
+        return
     known = tuple(
         each._replace(saves=tuple(-1 if place < 0 else places[place] for place in each.saves)) for each in adjoints
     )
-    module.register_call(fields, _multiprocessors(on_gpu), launches, final, hidden, known, link)
+    module.register_call(fields, _multiprocessors(on_gpu), steps, final, hidden, known, link)
 
 
 class Patch:
@@ -281,18 +293,29 @@ def register_gradient(number: int, tensors: Tensors, recipe: Recipe) -> None:
     first = 1 + len(tensors)
     if any(0 < place < first for place in recipe.gives) or not should_register(recipe):
         return
-    steps: list[NativeLaunch | NativeOperation] = []
-    for compute, reads, launcher in recipe.steps:
-        if launcher is None:
-            steps.append(NativeOperation(compute, tuple(place - 1 for place in reads)))
-        elif launcher.own:
-            read = tuple((n, reads[place] - 1, skip) for n, (_, place, skip) in enumerate(launcher.reads))
-            steps.append(NativeLaunch(launcher.template, read, launcher))
-        else:
-            return
+    steps = _list_steps(recipe, range(len(tensors) + recipe.results))
+    if steps is None:
+        return
     gives = tuple(place - first if place else -1 for place in recipe.gives)  # which result each gradient is; -1: none
     on_gpu = any(each is not None and each.is_cuda for each in tensors)
-    _MODULES[0].register_gradient(number, tensors, _multiprocessors(on_gpu), tuple(steps), gives)
+    _MODULES[0].register_gradient(number, tensors, _multiprocessors(on_gpu), steps, gives)
+
+
+def _list_steps(recipe: Recipe, places: Sequence[int]) -> tuple[NativeStep, ...] | None:
+    """Return the steps as C++ runs them, or None where a kernel is a stand-in.
+
+    ``places``: where C++ has each of the tensors that the recipe is given, and then of its results.
+    """
+    steps: list[NativeStep] = []
+    for compute, reads, launcher in recipe.steps:
+        if launcher is None:
+            steps.append(NativeOperation(compute, tuple(places[place - 1] if place else -1 for place in reads)))
+        elif launcher.own:
+            read = tuple((n, places[reads[place] - 1], skip) for n, (_, place, skip) in enumerate(launcher.reads))
+            steps.append(NativeLaunch(launcher.template, read, launcher))
+        else:
+            return None
+    return tuple(steps)
 
 
 def _multiprocessors(on_gpu: bool) -> int:

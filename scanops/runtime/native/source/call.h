@@ -32,16 +32,16 @@ enum Field : size_t {
     kY = kNeeds, kIndices, kStarts, kOffsets, kSaved,
     kFurther = kSaved, kOptions = kFurther,
     kOp = kOptions, kDim, kReverse, kExclusive, kFinal, kDtype, kAccumulate, kComplete, kChunk,
-    kMap, kThen, kFunction, kMethod, kSpans, kGroup, kFields
+    kMap, kThen, kSum, kFinish, kFunction, kMethod, kSpans, kGroup, kFields
 };
 constexpr std::array<const char*, kFields> kNames{
     "x", "mask", "gate", "initial", "y", "indices", "starts", "offsets",
     "op", "dim", "reverse", "exclusive", "final", "dtype", "accumulate", "complete", "chunk",
-    "map", "then", "function", "method", "spans", "group"};
+    "map", "then", "sum", "finish", "function", "method", "spans", "group"};
 // Names that users have for kStarts and kFinal.
 constexpr std::array<const char*, 2> kUsersNames{"segment_starts", "return_final"};
 constexpr uint32_t kFlags = 1u << kReverse | 1u << kExclusive | 1u << kFinal | 1u << kComplete;
-constexpr size_t kMostFurther = 4;  // further tensors, which stand behind the others among the operands of a call
+constexpr size_t kMostFurther = 11;  // further tensors, which stand behind the others among the operands of a call
 constexpr int64_t kAlignment = 16;  // bytes; scanops.requests.geometry.ALIGNMENT
 
 // An option as part of a key: its type counts too, since True is equal to 1.

@@ -129,8 +129,8 @@ Step step_of(const py::handle& given) {
     for (const auto& [which, place, skip] : read_field<std::vector<std::tuple<int64_t, int64_t, int64_t>>>(given, "reads"))
         step.reads.push_back({place, offsets.at(which), skip});
     for (const auto& each : binding.attr("outputs")) {
-        const auto [offset, sizes, dtype] = each.cast<std::tuple<int64_t, Numbers, py::object>>();
-        step.outputs.push_back({offset, sizes, reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type});
+        const auto [offset, sizes, dtype, skip] = each.cast<std::tuple<int64_t, Numbers, py::object, int64_t>>();
+        step.outputs.push_back({offset, sizes, reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type, skip});
     }
     step.function = reinterpret_cast<LaunchKernel>(read_field<uintptr_t>(binding, "launch"));
     const py::object kernel = binding.attr("kernel");
@@ -173,18 +173,18 @@ std::optional<CallFields> read_fields(const py::handle& fields) {
     return call;
 }
 
-// register_call(fields, multiprocessors, launches, final, hidden, adjoints, link): a dictionary with names of kNames;
-// tuples of NativeLaunch and of CallGradient; a LinkedCall, or None.
+// register_call(fields, multiprocessors, steps, final, hidden, adjoints, link): a dictionary with names of kNames;
+// tuples of what step_of() reads and of CallGradient; a LinkedCall, or None.
 PyObject* register_call(PyObject*, PyObject* given) {
     HANDLE_TH_ERRORS
-    const auto [fields, multiprocessors, launches, final, hidden, adjoints, link] =
+    const auto [fields, multiprocessors, steps, final, hidden, adjoints, link] =
         py::handle(given).cast<std::tuple<py::dict, int64_t, py::tuple, bool, size_t, py::tuple, py::object>>();
     const auto read = read_fields(fields);
     if (!read) Py_RETURN_NONE;
     const CallFields& call = *read;
     const auto needs = find_needs(call.operands);
     if (!needs && !link.is_none()) Py_RETURN_NONE;
-    const auto entry = entry_of(key_of(call, needs.value_or(0)), call.operands, multiprocessors, launches);
+    const auto entry = entry_of(key_of(call, needs.value_or(0)), call.operands, multiprocessors, steps);
     entry->final = final;
     entry->hidden = hidden;
     for (const auto& each : adjoints) {

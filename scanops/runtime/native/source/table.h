@@ -18,6 +18,7 @@ struct Output {
     int64_t offset;  // of its pointer in the arguments
     std::vector<int64_t> sizes;
     at::ScalarType dtype;
+    int64_t skip;  // bytes of it before what the kernel writes first
 };
 
 struct Read {
@@ -297,7 +298,7 @@ inline void queue(const LookUpResult& found, const Operands& operands, Results& 
         }
         for (const auto& output : step.outputs) {
             results.push_back(allocated(output, x));
-            point(output.offset, results.back().mutable_data_ptr());
+            point(output.offset, static_cast<char*>(results.back().mutable_data_ptr()) + output.skip);
         }
         at::Tensor memory;
         if (step.workspace_bytes > 0) {
