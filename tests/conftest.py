@@ -40,6 +40,7 @@ SLOW = (
 
 KEPT_STORES = 3  # of the sources that were tested last
 _own_store = pytest.StashKey[Path]()
+_there_before = pytest.StashKey[int]()  # kernels in the store
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -85,6 +86,18 @@ def pytest_configure(config: pytest.Config) -> None:
         root = config.stash[_own_store] = Path(tempfile.mkdtemp(prefix="scanops-tests-"))
     root.chmod(0o700)
     os.environ["SCANOPS_STORE"] = str(root)
+    config.stash[_there_before] = count_kernels()
+
+
+def count_kernels() -> int:
+    """Return how many kernels the store of the tests has."""
+    return sum(1 for _ in Path(os.environ["SCANOPS_STORE"]).glob("*/manifest.json"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say how many kernels the run has built, each of which takes a compiler a tenth of a second."""
+    there = count_kernels()
+    terminalreporter.write_line(f"{there - config.stash[_there_before]} kernels built, {there} in the store")
 
 
 def kept_store() -> Path | None:
