@@ -56,6 +56,21 @@ def multiply(x: Tensor, y: Tensor) -> Tensor:
     return x * y
 
 
+def open_gates(x: Tensor, gate: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return gates that a mask closes, with a constant discount, and items: what advantages are made of."""
+    return torch.where(mask, 0.99 * gate, 0.0), x
+
+
+def decay(x: Tensor, rates: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gates and items of several states for each item."""
+    return torch.exp(-x * rates), x * rates
+
+
+def weigh(state: Tensor, x: Tensor, rates: Tensor) -> Tensor:
+    """Return what is summed over states."""
+    return state * rates
+
+
 # Beside segments, complete scans, chunks and products stands a plain scan by torch: what a call should not exceed.
 CASES = {
     "sum": Case(lambda g: scanops.cumsum(g.x, 1), lambda g: torch.cumsum(g.x, 1)),
@@ -76,6 +91,13 @@ CASES = {
     "sum of chunks": Case(lambda g: scanops.cumsum(g.x, 1, chunk=64), lambda g: torch.cumsum(g.x, 1)),
     "sum of products": Case(
         lambda g: scanops.scan((g.x, g.gate), "sum", 1, map=multiply), lambda g: torch.cumsum(g.x, 1)
+    ),
+    "linear, a gate for each row": Case(lambda g: scanops.linear_scan(g.gate[:, :1], g.x, 1)),
+    "linear, gates by a map": Case(
+        lambda g: scanops.scan((g.x, g.gate, g.mask), "linear", 1, map=open_gates, reverse=True)
+    ),
+    "linear, sum over states": Case(
+        lambda g: scanops.scan((g.x[..., None], g.gate[0, :4]), "linear", 1, map=decay, then=weigh, sum=2)
     ),
     "linear, a chunk": Case(lambda g: scanops.linear_scan(g.gate, g.x, 1, initial=g.state, return_final=True)[0]),
 }

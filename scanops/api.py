@@ -42,7 +42,8 @@ def run_scan(op: str, x: Any, gate: Any, dim: Any, outs: Tensors, options: dict[
         return LATE["scanops.distributed"].scan_placement(placement, op, x, gate, dim, outs, **options)
     # Dynamo cannot look into C++; calls under other tracers are left to Python. There is no ``Call`` yet, which takes
     # as long to make as C++ takes to serve it.
-    if outs[0] is None and (serve := native.serve) is not None and not is_dynamo_compiling():
+    serve = native.serve if outs[0] is None and not is_dynamo_compiling() else None
+    if serve is not None:
         found = serve(x, gate, op, dim, options)
         if found is not None:
             return found
@@ -52,8 +53,14 @@ def run_scan(op: str, x: Any, gate: Any, dim: Any, outs: Tensors, options: dict[
     if call.chunk is None:
         return _run_plain(call, inputs, outs)
     view = split_chunks(call, inputs, outs)
-    result = view.restore(_run_plain(view.call, view.inputs, view.outs))
-    if view.inputs.x is not x:
+    if view.inputs.x is x:
+        return view.restore(_run_plain(view.call, view.inputs, view.outs))
+    found = None
+    if serve is not None:  # with a gradient the view is a node of its own
+        viewed = {**options, "mask": view.inputs.mask, "chunk": None}
+        found = serve(view.inputs.x, gate, op, view.call.dim, viewed)
+    result = view.restore(_run_plain(view.call, view.inputs, view.outs) if found is None else found)
+    if not view.inputs.differentiates:
         register_chunks(call, inputs, view, result)
     return result
 

@@ -51,11 +51,12 @@ class BackwardPass(NamedTuple):
     is_followed: bool  # whether a compiler, a mode or a subclass is to see one operator
     runs_kernels: bool  # whether kernels may read the tensors
     key: call_cache.Key | None = None  # under which the call cache is to hold the recipe
+    whole: Tape | None = None  # of the pass that this one is a part of
 
     @property
     def tape(self) -> Tape:
-        """A new record of the steps of the pass."""
-        return Tape((self.gy, self.gfinal, *self.forward.tensors))
+        """A record of the steps of the pass, a new one unless it is a part of another."""
+        return self.whole or Tape((self.gy, self.gfinal, *self.forward.tensors))
 
 
 class Route(NamedTuple):
@@ -85,10 +86,15 @@ def _by_kernels(work: BackwardPass) -> Tensors | None:
     if rows is None:
         return None
     found = work.forward.fit(rows, tape)
-    recipe = tape.recipe(found)
-    if work.key is not None and recipe is not None:
-        call_cache.remember(call_cache.GRADIENTS, work.key, recipe)
+    _keep_recipe(work.key, tape, found)
     return found
+
+
+def _keep_recipe(key: call_cache.Key | None, tape: Tape, found: Tensors) -> None:
+    """Let the next pass of ``key`` repeat the steps that gave ``found``."""
+    recipe = None if key is None else tape.recipe(found)
+    if key is not None and recipe is not None:
+        call_cache.remember(call_cache.GRADIENTS, key, recipe)
 
 
 def _has_scans(work: BackwardPass) -> bool:
@@ -166,15 +172,15 @@ def _check_unlinked(work: BackwardPass) -> None:
 
 
 def differentiate(
-    kind: RequestKind, needs: Needs, given: Tensors, policy: str | None, scan: Scan
+    kind: RequestKind, needs: Needs, given: Tensors, policy: str | None, scan: Scan, whole: Tape | None = None
 ) -> tuple[Tensors, Recipe | None]:
     """Return the gradients as ``NAMES``, and the recipe that computed them where the call cache had one.
 
     ``given``: the gradients of result and carry-out, then ``SavedTensors``. ``policy`` is that of the block of the
-    forward call, and ``scan`` computes what is differentiated again.
+    forward call, and ``scan`` computes what is differentiated again. ``whole``: of the pass that this one is a part of.
     """
     if kind.inclusive is not None:
-        return _of_complete(kind, kind.inclusive, needs, given, policy, scan), None
+        return _of_complete(kind, kind.inclusive, needs, given, policy, scan)
     gy, gfinal, *tensors = given
     if gy is None:  # only carry-outs were used
         assert gfinal is not None and kind.shapes[0] is not None
@@ -185,7 +191,7 @@ def differentiate(
         return compute_gradients(BackwardPass(forward, gy, gfinal, scan, is_followed=True, runs_kernels=False)), None
     key = None
     # Kernels and their recipes are for what is differentiated once.
-    if kind.is_cached and not torch.is_grad_enabled() and runs_kernels(given):
+    if whole is None and kind.is_cached and not torch.is_grad_enabled() and runs_kernels(given):
         key, recipe = call_cache.recall_gradient(kind, needs, given, policy)
         if recipe is not None:
             return recipe.again(given), recipe
@@ -200,25 +206,34 @@ def differentiate(
             forward = forward.replace_tensors(initial=initial)
         by_kernels = runs_kernels((gy, gfinal, *forward.tensors))
         with torch_kernels():
-            work = BackwardPass(forward, gy, gfinal, scan, is_followed=False, runs_kernels=by_kernels, key=key)
+            work = BackwardPass(forward, gy, gfinal, scan, False, by_kernels, key, whole)
             return compute_gradients(work), None
 
 
 def _of_complete(
     kind: RequestKind, inclusive: RequestKind, needs: Needs, given: Tensors, policy: str | None, scan: Scan
-) -> Tensors:
+) -> tuple[Tensors, Recipe | None]:
     """The gradients of a complete scan: those of its inclusive results, and that of the carry-in added."""
+    key = None
+    if kind.is_cached and not is_compiling() and not torch.is_grad_enabled() and runs_kernels(given):
+        key, recipe = call_cache.recall_gradient(kind, needs, given, policy)
+        if recipe is not None:
+            return recipe.again(given), recipe
     gy, _, *saved = given
-    tensors, request, inclusive.is_cached = SavedTensors(*saved), kind.request, kind.is_cached
+    tensors, request, tape = SavedTensors(*saved), kind.request, Tape(given)
     assert gy is not None
     if tensors.y is not None:  # kernels read it as a contiguous tensor
-        tensors = tensors._replace(y=request.within(tensors.y).contiguous())
-    *others, of_initial = differentiate(inclusive, needs, (request.within(gy), None, *tensors), policy, scan)[0]
+        tensors = tensors._replace(y=tape.apply(lambda y: request.within(y).contiguous(), tensors.y))
+    of_results = tape.apply(request.within, gy)
+    every, _ = differentiate(inclusive, needs, (of_results, None, *tensors), policy, scan, tape)
+    *others, of_initial = every
     if needs[3] and kind.shapes[3] is not None:
         shape, dtype = kind.shapes[3]
-        of_start = sum_to(request.start_in(gy), shape=shape, dtype=dtype)
-        of_initial = of_start if of_initial is None else of_initial + of_start
-    return (*others, of_initial)
+        of_start = tape.apply(lambda gy: sum_to(request.start_in(gy), shape=shape, dtype=dtype), gy)
+        of_initial = of_start if of_initial is None else tape.apply(torch.add, of_initial, of_start)
+    found = (*others, of_initial)
+    _keep_recipe(key, tape, found)
+    return found, None
 
 
 # ---- scans with functions of several tensors
@@ -322,9 +337,7 @@ def differentiate_fused(
     with resumed(policy):  # autograd runs backward passes in threads of its own
         work = FusedBackwardPass(call, inputs, gradients, needs, scan, tape, states, saved, operator)
         found = compute_fused_gradients(work)
-    recipe = tape.recipe(found) if key is not None else None
-    if key is not None and recipe is not None:
-        call_cache.remember(call_cache.GRADIENTS, key, recipe)
+    _keep_recipe(key, tape, found)
     return found, None
 
 

@@ -31,7 +31,7 @@ def register(asked: Call, given: Inputs, known: call_cache.CachedLaunch) -> None
     call = known.kind.request.call
     if call.per_segment or call.link is not None or not _should_register(known):
         return
-    parts = () if call.complete else _list_gradients(known.kind, given)
+    parts = _list_gradients(known.kind, given)
     options = native.options_of(asked)
     native.register_call(options, given, known.launcher, final=call.final, adjoints=parts)
 
@@ -151,7 +151,7 @@ def _list_gradients(kind: RequestKind, inputs: Inputs) -> tuple[native.CallGradi
     for needs in itertools.product(*((False, True) if wanted else (False,) for wanted in may)):
         if any(needs):
             part = _of_plain(kind, needs)
-            *saved, indices = saved_mask(kind, needs)
+            *saved, indices = saved_mask(kind.inclusive or kind, needs)
             flags = (*saved, indices and bool(kind.indexed), True, True)  # starts and offsets are saved
             found.append(native.CallGradient(needs, part.number, native.list_saved(flags), part))
     return tuple(found)

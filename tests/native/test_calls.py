@@ -171,6 +171,12 @@ def test_chunks_and_complete_scans_are_served(counted: Counted) -> None:
             found = scanops.cumsum(x, 1, offsets=offsets, chunk=chunk)
             torch.testing.assert_close(found, sum_segments(x, ends))
     assert counted.calls == 2 * 4
+    for shift in range(4):
+        x = (X + shift).requires_grad_()
+        found, rows = scanops.cumsum(x, 1, chunk=8), x.view(3, 5, 8)
+        torch.testing.assert_close(found, rows.cumsum(2).flatten(1))
+        slope, right = (torch.autograd.grad((y * y).sum(), x)[0] for y in (found, rows.cumsum(2)))
+        torch.testing.assert_close(slope, right)
     for mask in (None, X > 2, X[:1] > 2):
         before = counted.calls
         for shift in range(4):
@@ -738,6 +744,9 @@ MIXED: dict[str, Call] = {
     "weighted": lambda x, _: scanops.cumsum(x, 1, mask=WEIGHTS),
     "weights": lambda x, _: scanops.cumsum(GATE, 1, mask=x),
     "a gate for each column": lambda x, _: scanops.linear_scan(x[:1], GATE, 1),
+    "a complete sum": lambda x, h: scanops.cumsum(x, 1, complete=True, initial=h),
+    "a complete product": lambda x, h: scanops.cumprod(x, 1, complete=True, initial=h, reverse=True),
+    "a complete recurrence": lambda x, _: scanops.linear_scan(GATE, x, 1, complete=True, mask=MASK),
 }
 
 
@@ -851,7 +860,7 @@ def test_every_operator(name: str, counted: Counted) -> None:
     "name",
     [
         *("sum of segments", "sum, masked, reverse", "product", "cummax", "recurrence", "chunks of a recurrence"),
-        *("gates", "decays", "gates with carries", "gates of columns", "sums", "sums and states"),
+        *("gates", "decays", "gates with carries", "gates of columns", "sums", "sums and states", "a complete product"),
     ],
 )
 def test_in_a_graph_of_compiled_autograd(name: str, counted: Counted) -> None:

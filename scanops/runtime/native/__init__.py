@@ -3,7 +3,7 @@
 A table in C++ has the keys of ``scanops.runtime.call_cache``: the call, and dtype, sizes, strides, device and 16-byte
 alignment of each tensor. Python fills it: ``register_call`` is given a call that was served before, so that every check
 has passed and every error is Python's. A miss goes to Python, and so does what a key cannot hold: modes, transforms,
-forward differentiation, ``out=``, a number as carry-in, carries of segments, stand-ins, gradients of complete scans.
+forward differentiation, ``out=``, a number as carry-in, carries of segments, stand-ins.
 Values of offsets are no part of a key: Python checks them where C++ has not seen them.
 
 Functions of a fused scan are known by what they read (``scanops.fusion.trace_keys``), which C++ reads at each call.
