@@ -260,8 +260,7 @@ def test_traced_by_fx() -> None:
 FACTOR: Any = 2.0
 
 
-@pytest.mark.parametrize("dynamic", [None, True, False])
-@pytest.mark.parametrize("fullgraph", [True, False])
+@pytest.mark.parametrize(("fullgraph", "dynamic"), [(True, None), (True, True), (False, None), (False, False)], ids=str)
 def test_numbers_that_change(fullgraph: bool, dynamic: bool | None) -> None:
     """Globals and closures, in products, comparisons and as results; a program is followed anew for each number."""
     global FACTOR
