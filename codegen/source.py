@@ -6,6 +6,7 @@ there are, and the kernel. Headers, in templates/headers, are CUDA C++ over thes
 
 from __future__ import annotations
 
+import encodings.unicode_escape  # noqa: F401  # which jinja2 imports late, while other threads may fork
 import functools
 import hashlib
 import re

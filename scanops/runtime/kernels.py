@@ -27,7 +27,7 @@ from scanops.codegen.lines import any_length
 from scanops.codegen.targets import target_of_capability
 from scanops.emulator import ACTIVE
 from scanops.errors import BadStoreEntry, BuildFailure, MissingCompiler, MissingKernel, UnsupportedRequest
-from scanops.forks import import_late, reset_in_child
+from scanops.forks import FORK_LOCK, import_late, reset_in_child
 from scanops.processes import WORKER
 from scanops.runtime import policies
 from scanops.runtime.binaries import Binary, load_binary, load_on_device
@@ -179,7 +179,9 @@ class Kernel:
         BadStoreEntry.
         """
         text, digest = self._read(Entry.read_source)
-        return inline_headers(text or build_request.render_again(self.key, self.measured, digest))
+        text = text or build_request.render_again(self.key, self.measured, digest)
+        with FORK_LOCK:  # importlib.resources imports while it reads the first header
+            return inline_headers(text)
 
     @property
     def code(self) -> Binary:
