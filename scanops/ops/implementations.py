@@ -182,13 +182,18 @@ def _backward_fused(gradients: Sequence[Any], needs: Sequence[bool], *arguments:
 def _compute_backward_fused(*arguments: Any) -> OperatorResults:
     """What is computed below autograd may be made of derivatives, which autograd records then."""
     with torch.no_grad(), private.recording():
-        return _backward_fused(*arguments)
+        return separate(_backward_fused(*arguments))
 
 
 def _pretend_backward_fused(gradients: Sequence[Any], needs: Sequence[bool], *arguments: Any) -> OperatorResults:
     inputs, _ = schema.parse(arguments)
     pairs = zip(inputs.differentiable, needs, strict=True)
-    return [torch.empty_like(each) if need and each is not None else inputs.x.new_empty(0) for each, need in pairs]
+    return [
+        torch.empty(each.shape, dtype=each.dtype, device=each.device)
+        if need and each is not None
+        else inputs.x.new_empty(0)
+        for each, need in pairs
+    ]
 
 
 for _name in ("scan", "fused"):

@@ -238,3 +238,21 @@ def test_a_short_name() -> None:
     name = "linear_gradient-f32-n100-inner16-sums1-gate_f32-saved_f32-reverse-exclusive-results_saved"
     spec = ScanSpec.parse(name)
     assert (spec.line_sums, str(spec), spec.result_bytes) == (1, name, (4,))
+
+
+def test_the_operator_returns_separate_gradients() -> None:
+    """Of sums that one operator adds, compiled code takes each for a tensor of its own, contiguous as any other."""
+    torch.manual_seed(0)
+    given = [torch.randn(6, 20, 2).transpose(0, 2), torch.randn(6), torch.randn(6)]
+    leaves = [each.requires_grad_() for each in given]
+
+    def scan(*given: torch.Tensor) -> torch.Tensor:
+        return scanops.scan(given, "sum", 1, map=decay)
+
+    with scanops.emulate():
+        expected = grad(scan(*leaves).square().sum(), leaves)
+        compiled = torch.compile(scan, backend="aot_eager", fullgraph=True)
+        found = grad(compiled(*leaves).square().sum(), leaves)
+    for one, other in zip(found, expected, strict=True):
+        assert_close(one, other)
+    assert len({each.untyped_storage().data_ptr() for each in found}) == len(found)
