@@ -156,12 +156,12 @@ def in_fields(spec: Any, row: Operator) -> Iterator[SpecMistake]:
         allowed = "a number of outputs after the first"
         yield f"line_sums must be {allowed}, 0 to {further}", allowed, told("line_sums"), "leave line_sums out"
     if spec.line_sums:
-        lacking = ("complete", "totals", "ragged", "linked", "states")
+        lacking = ("complete", "totals", "ragged", "states")
         near = tuple(f"{name}_layout" for name, given in present.items() if given)
         turned = "transposed" in [getattr(spec, name) for name in near]
         if spec.inner == 1 or turned or any(getattr(spec, name) for name in lacking):
             allowed = "line_sums of columns (inner above 1) that are not transposed, without "
-            allowed += "complete results, totals, chunks, links and states"
+            allowed += "complete results, totals, chunks and states"
             value = told("line_sums", "inner", *lacking, *near)
             yield "line_sums do not fit the other fields", allowed, value, "leave line_sums out, and sum the outputs"
     if spec.totals:

@@ -85,8 +85,7 @@ def _record(call: Call, given: Inputs, outs: Tensors) -> Outputs:
     request = check_request(call, given, outs)
     kind = RequestKind(request)
     if call.summed:
-        needs = tuple([each is not None and each.requires_grad for each in request.inputs.differentiable])
-        forward = FusedForward(kind, request.inputs, needs, saves_states=False)
+        forward = FusedForward(kind, request.inputs, request.inputs.needs, saves_states=False)
         return ScanFunction.record(SummedPass(forward, _compute_watched, run), request.inputs.flat)
     if request.call.fusion is not None:
         return record_fused_call(kind, request.inputs, run, run, saves_states=has_kernels(request.x))

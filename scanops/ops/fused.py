@@ -20,7 +20,7 @@ from scanops.codegen.fusion.adjoint import (
     read_states,
 )
 from scanops.codegen.fusion.fusion import MOST_OPERANDS, Fusion, fusion_of
-from scanops.codegen.fusion.graph import is_float, wide
+from scanops.codegen.fusion.graph import is_float
 from scanops.fallback.fused import evaluate
 from scanops.ops import schema
 from scanops.ops.linearised import Scan
@@ -82,7 +82,7 @@ class FusedForward:
 def recall_fused(call: Call, given: Inputs) -> tuple[FusedForward, Inputs]:
     """Return what equal calls have in common, checked the first time, and the tensors as its kernels read them."""
     records = given.differentiates
-    needs = tuple([records and each is not None and each.requires_grad for each in given.differentiable])
+    needs = tuple([records and each for each in given.needs])
     key = call_cache.key_of(call, given)
     known: FusedForward | None
     key, known = call_cache.recall_prepared(None if key is None else (*key, needs))
@@ -211,10 +211,7 @@ def differentiate_by_adjoint(
     there = tuple(each is not None for each in gradients[:count])
     # What is differentiated again, or followed, is made of results of each item.
     by_kernels = not torch.is_grad_enabled() and runs_kernels((*given.flat, *gradients))
-    summed = tuple(
-        by_kernels and sums_lines(each.shape, shape, call.dim, getattr(torch, wide(str(each.dtype)[6:])))
-        for each in tensors
-    )
+    summed = tuple(by_kernels and sums_lines(each.shape, shape, call.dim) for each in tensors)
     adjoint = derive_adjoint(call_fusion, call.op, call.exclusive, there, wanted, whole, summed)
     assert adjoint is not None
     known_fields = (

@@ -84,16 +84,16 @@ def run_gradient_kernels(
         dtype=_dtype(forward, row),
         carry=request.carry_dtype,
     )
-    like = forward.kind.shapes[2]
-    if row.second and like is not None and sums_lines(like[0], request.shape, call.dim, request.carry_dtype):
+    of_gates = forward.kind.shapes[2] if row.second else None
+    if of_gates is not None and sums_lines(of_gates[0], request.shape, call.dim):
         call = replace(call, line_sums=1)
     backward = Request(call=call, inputs=inputs, carry_dtype=request.carry_dtype, saved_results=saved_results)
     results = _run_scan(backward, tape)
     if results is None:
         return None
     of_term, of_gate = results[0], results[1] if row.second else None
-    if call.line_sums and like is not None:
-        (of_gate,) = tape.call(partial(add_line_sums, dim=call.dim, likes=(like,)), results[1])
+    if call.line_sums and of_gates is not None:
+        (of_gate,) = tape.call(partial(add_line_sums, dim=call.dim, likes=(of_gates,)), results[1])
     if masks_after:
         of_term = tape.apply(lambda gradient, mask: torch.where(mask, gradient, 0), of_term, selects)
     return of_term, of_gate, results[-1] if carries else of_initial

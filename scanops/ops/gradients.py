@@ -206,7 +206,9 @@ def differentiate(
             forward = forward.replace_tensors(initial=initial)
         by_kernels = runs_kernels((gy, gfinal, *forward.tensors))
         with torch_kernels():
-            work = BackwardPass(forward, gy, gfinal, scan, False, by_kernels, key, whole)
+            work = BackwardPass(
+                forward, gy, gfinal, scan, is_followed=False, runs_kernels=by_kernels, key=key, whole=whole
+            )
             return compute_gradients(work), None
 
 

@@ -134,6 +134,10 @@ def _compute_backward(*arguments: Any) -> OperatorResults:
 
 def _pretend_backward(*arguments: Any) -> OperatorResults:
     inputs, needs, _ = schema.of_backward(arguments[schema.RESULTS :])
+    return _pretend_gradients(inputs, needs)
+
+
+def _pretend_gradients(inputs: Inputs, needs: Sequence[bool]) -> OperatorResults:
     return [
         torch.empty(each.shape, dtype=each.dtype, device=each.device)
         if need and each is not None
@@ -186,14 +190,7 @@ def _compute_backward_fused(*arguments: Any) -> OperatorResults:
 
 
 def _pretend_backward_fused(gradients: Sequence[Any], needs: Sequence[bool], *arguments: Any) -> OperatorResults:
-    inputs, _ = schema.parse(arguments)
-    pairs = zip(inputs.differentiable, needs, strict=True)
-    return [
-        torch.empty(each.shape, dtype=each.dtype, device=each.device)
-        if need and each is not None
-        else inputs.x.new_empty(0)
-        for each, need in pairs
-    ]
+    return _pretend_gradients(schema.parse(arguments)[0], needs)
 
 
 for _name in ("scan", "fused"):

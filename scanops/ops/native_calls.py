@@ -53,27 +53,29 @@ def register_functions(
     """
     if native.serve is None or is_compiling() or given.offsets is not None or not runs_kernels(given.flat):
         return
-    fields: dict[str, Any] = {"final": call.final, "traced": functions, "has_mask": has_mask}
-    launched, recipe = call, None
+    recipe, launcher, launched, hidden = None, None, call, 0
+    adjoints: tuple[native.CallGradient, ...] = ()
     if given.differentiates or call.summed:
         forward = recall_fused(call, given)[0]
-        launched, recipe, hidden = forward.writing_call, forward.recipe, forward.hidden
-        if forward.is_composed or not forward.kind.is_cached or (call.summed and recipe is None):
+        if forward.is_composed or not forward.kind.is_cached:
             return
-        if recipe is not None and given.initial is not None:  # whose first result is not the user's
-            return
-        if recipe is not None:
+        recipe, launched, hidden = forward.recipe, forward.writing_call, forward.hidden
+        if call.summed:  # whose first result is the user's, unless a carry-in is packed before
+            if recipe is None or given.initial is not None or not native.should_register(recipe):
+                return
             hidden = recipe.results - len(forward.differentiable)
-        fields["hidden"] = hidden
         if given.differentiates:
             part = _of_fused(forward, scan)
-            fields["adjoints"] = (native.CallGradient(forward.needs, part.number, forward.list_saved(), part),)
-    known = None if recipe is not None else call_cache.recall(launched, given)[1]
-    if recipe is not None:
-        if native.should_register(recipe):
-            native.register_call(options, given, None, recipe=recipe, **fields)
-    elif known is not None and _should_register(known):
-        native.register_call(options, given, known.launcher, **fields)
+            adjoints = (native.CallGradient(forward.needs, part.number, forward.list_saved(), part),)
+    if recipe is None:
+        known = call_cache.recall(launched, given)[1]
+        if known is None or not _should_register(known):
+            return
+        launcher = known.launcher
+    native.register_call(
+        options, given, launcher,
+        recipe=recipe, final=call.final, hidden=hidden, adjoints=adjoints, traced=functions, has_mask=has_mask,
+    )  # fmt: skip
 
 
 def _should_register(known: call_cache.CachedLaunch) -> bool:

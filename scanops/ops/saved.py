@@ -69,16 +69,14 @@ class SavedForward(NamedTuple):
         )
 
 
-def sums_lines(shape: torch.Size, whole: torch.Size, dim: int, dtype: torch.dtype) -> bool:
+def sums_lines(shape: torch.Size, whole: torch.Size, dim: int) -> bool:
     """Whether kernels sum the gradient of an operand over each line: one that is broadcast along columns of ``whole``.
 
     The sums of a line, one for each tile, are to be added by ``add_line_sums``.
     """
     outer, length, inner = split_shape(whole, dim)
-    if not (outer and length > 1 and inner > 1 and dtype in (torch.float32, torch.float64)):
-        return False
     at = dim - len(whole) + len(shape)  # of the scanned dimension in ``shape``
-    return at < 0 or shape[at] == 1
+    return outer > 0 and length > 1 and inner > 1 and (at < 0 or shape[at] == 1)
 
 
 def add_line_sums(

@@ -130,8 +130,7 @@ def _serve_summed(forward: FusedForward, given: Inputs, scan: Scan, *, eager: bo
 
 def record_fused_call(kind: RequestKind, given: Inputs, compute: Scan, scan: Scan, *, saves_states: bool) -> Outputs:
     """Return the results of a fused scan, recorded as one node, or as PyTorch's operators around a scan."""
-    needs = tuple([each is not None and each.requires_grad for each in given.differentiable])
-    forward = FusedForward(kind, given, needs, saves_states=saves_states)
+    forward = FusedForward(kind, given, given.needs, saves_states=saves_states)
     if kind.request.call.summed:
         summed = SummedPass(forward, lambda call, given: (compute(call, given), ()), scan)
         return ScanFunction.record(summed, given.flat)

@@ -100,6 +100,11 @@ class Inputs(NamedTuple):
         return (self.x, self.mask, self.gate, self.initial, *self.further)
 
     @property
+    def needs(self) -> Needs:
+        """Which of ``differentiable`` require gradients."""
+        return tuple([each is not None and each.requires_grad for each in self.differentiable])
+
+    @property
     def differentiates(self) -> bool:
         """Whether autograd records a scan of these inputs."""
         return (

@@ -184,13 +184,9 @@ class Launcher:
         x = inputs[0]
         assert x is not None
         device = x.device
-        outs = self.make_outputs(device)
+        outs = tuple([torch.empty(shape, dtype=dtype, device=device) for _, shape, dtype in self.places])
         self(inputs, outs)
         return outs
-
-    def make_outputs(self, device: torch.device) -> tuple[torch.Tensor, ...]:
-        """Return new tensors for the results."""
-        return tuple([torch.empty(shape, dtype=dtype, device=device) for _, shape, dtype in self.places])
 
     @property
     def template(self) -> Template:
@@ -321,7 +317,9 @@ def launch(launcher: Launcher | None, request: Request, outs: tuple[torch.Tensor
     """Launch, and return the results where the caller wants them. ``launcher`` is None for lines without items."""
     initial = request.inputs.initial
     if launcher is not None:
-        outs = launcher.make_outputs(request.x.device) if request.call.line_sums else outs
+        if request.call.line_sums:  # as many of a line as the kernel has tiles
+            pairs = zip(outs, launcher.places, strict=True)
+            outs = tuple(out if out.shape == shape else out.new_empty(shape) for out, (_, shape, _) in pairs)
         launcher(request.inputs.flat if initial is None else readable(request).flat, outs)
     elif request.call.final:  # the carry-out of an empty line is its carry-in
         start = operator_named(request.call.op).start_of(dtype_named(request.dtype))

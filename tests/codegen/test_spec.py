@@ -101,7 +101,7 @@ BAD: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
     ({"gradient": "1"}, ("gradient='1'", "need states")),
     ({"line_sums": True}, ("line_sums=True", "0 to 0")),
     ({**RECURRENCE, "line_sums": 1}, ("inner=1", "of columns")),
-    ({**RECURRENCE, "line_sums": 1, "inner": 8, "linked": True}, ("linked=True", "of columns")),
+    ({**RECURRENCE, "line_sums": 1, "inner": 8, "input_layout": "transposed"}, ("'transposed'", "of columns")),
     ({**RECURRENCE, "line_sums": 2, "inner": 8}, ("line_sums=2", "0 to 1")),
     ({"op": "cummax", "line_sums": 1, "inner": 8}, ("line_sums=1", "0 to 0")),
     *((change, ()) for change in BAD_GRADIENTS),

@@ -36,7 +36,9 @@ class Case(NamedTuple):
     op: str
     lengths: str = "even"  # of LENGTHS
     inner: int = 0  # columns, 0 for rows
-    operands: tuple[str, ...] = ()  # mask, weights, segment_starts, or number: that of a gate
+    operands: tuple[
+        str, ...
+    ] = ()  # mask, weights, segment_starts; of a gate number, or channels: one for each of a shard
     options: tuple[str, ...] = ()  # reverse, exclusive
     initial: str = ""  # "lines", "one" for all lines, or "number"
     final: bool = False
@@ -65,9 +67,11 @@ def draw(case: Case, seed: int) -> Tensors:
     if case.op == "logcumsumexp":  # the first items of some lines are of no weight
         x = x.where(torch.rand(shape, generator=make) > 0.3, -math.inf)
     extra = {}
+    if "channels" in case.operands:
+        gate = torch.cat([each[:, :1].expand_as(each) / 2 for each in gate.split(LENGTHS[case.lengths], 1)], 1)
     for name in case.operands:
         drawn = torch.rand(shape, generator=make) + (1 if case.op == "prod" else 0)
-        if name != "number":
+        if name not in ("number", "channels"):
             extra["mask" if name == "weights" else name] = drawn if name == "weights" else drawn % 1 > 0.6
     lines = torch.rand(shape[:1] + shape[2:], generator=make)
     initial = {"": None, "lines": lines, "one": lines.flatten()[0], "number": 1.5}[case.initial]
@@ -91,7 +95,10 @@ def scan(module: Any, case: Case, x: Any, gate: Any, **how: Any) -> tuple[torch.
 def differentiate(module: Any, case: Case, tensors: Tensors, cut: Callable[[Any], Any], part: float, **how: Any) -> Any:
     """Return results and gradients; a rank gives a ``part`` of the gradient of the carry-out."""
     wanted = case.wants != "nothing"
-    x, gate = (cut(each).clone().requires_grad_(wanted and case.wants == "all") for each in (tensors.x, tensors.gate))
+    x, gate = (cut(each).clone() for each in (tensors.x, tensors.gate))
+    if "channels" in case.operands and x.shape != tensors.x.shape:
+        gate = gate[:, :1].clone()
+    x, gate = (each.requires_grad_(wanted and case.wants == "all") for each in (x, gate))
     extra = {name: cut(each).clone() for name, each in tensors.extra.items()}
     leaves = [x] if case.wants == "all" else []
     if case.op == "linear" and "number" not in case.operands and leaves:
@@ -137,6 +144,8 @@ def compare(rank: int, case: Case, repeats: int = 2) -> None:
         for is_gradient, (own, of_whole) in enumerate(zip(found, wanted, strict=True)):
             for mine, theirs in zip(own, of_whole, strict=True):
                 expected = cut(theirs) if theirs.shape == tensors.x.shape else theirs
+                if mine.ndim == 3 and mine.shape[1] == 1:  # a gate for each channel
+                    expected = expected.sum(1, keepdim=True)
                 if is_gradient and expected is theirs and not is_first:  # that of the initial value
                     expected = torch.zeros_like(theirs)
                 torch.testing.assert_close(

@@ -37,6 +37,8 @@ CASES = [
     Case("linear", operands=("weights", "number"), options=("reverse",)),
     Case("linear", "uneven", operands=("mask", "segment_starts"), options=TURNED),
     Case("linear", operands=("segment_starts",), inner=8, options=("reverse",)),
+    Case("linear", operands=("channels",), inner=8),
+    Case("linear", "long", operands=("channels",), inner=8, options=TURNED),
     Case("linear", initial="lines", final=True, options=TURNED, order=2),
     Case("linear", "uneven", 8, initial="one", final=True),
     Case("linear", initial="number"),
