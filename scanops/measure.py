@@ -169,7 +169,7 @@ class GpuLaboratory:
         return found
 
     def _run(self, plan: Plan) -> torch.Tensor:
-        return self._operands.run(self._kernels[plan])
+        return self._operands.run(self._kernels[plan])[0]
 
 
 def entry_of(plan: Plan) -> Entry | ScanopsError:

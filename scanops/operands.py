@@ -81,15 +81,14 @@ class Operands:
                 values = torch.randn(tensor.shape, device=tensor.device, generator=random)
                 tensor.copy_(values.abs().clamp(max=1) if name == "gate" else values)
 
-    def run(self, kernel: Kernel) -> torch.Tensor:
-        """Scan, and return the result, the first one of several."""
+    def run(self, kernel: Kernel) -> tuple[torch.Tensor, ...]:
+        """Scan, and return the result; all results of a gradient or a fused scan."""
         if self._spec.op in GRADIENTS or self._spec.fusion is not None:  # which no public function asks for like this
-            self._launch(kernel)
-        else:
-            kernel(dim=1, chunk=self._chunk, out=self.out, **self.tensors)
-        return self.out
+            return self._launch(kernel)
+        kernel(dim=1, chunk=self._chunk, out=self.out, **self.tensors)
+        return (self.out,)
 
-    def _launch(self, kernel: Kernel) -> None:
+    def _launch(self, kernel: Kernel) -> tuple[torch.Tensor, ...]:
         """Launch the kernel of a gradient, or of a fused scan whose operands are in its own order."""
         if kernel not in self._launches:
             spec = self._spec
@@ -99,11 +98,12 @@ class Operands:
                 carry_dtype=getattr(torch, spec.carry.name),
                 saved_results=spec.saved_results,
             )
-            others = [torch.empty(shape, dtype=dtype, device=self.out.device) for _, shape, dtype in request.places[1:]]
             launcher = Launcher(kernel, request, device_of(self.out), kernel.key)
+            others = [torch.empty(shape, dtype=dtype, device=self.out.device) for _, shape, dtype in launcher.places[1:]]
             self._launches[kernel] = launcher, request.inputs.flat, (self.out, *others)
         launcher, inputs, outs = self._launches[kernel]
         launcher(inputs, outs)
+        return outs
 
     def _inputs(self) -> Inputs:
         """The tensors as a request has them."""

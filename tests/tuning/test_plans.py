@@ -154,7 +154,7 @@ def test_a_candidate_computes_the_scan(plan: Plan) -> None:
     operands.fill_exactly()
     operands.out.fill_(77)
     with emulate(multiprocessors=3):
-        out = operands.run(kernel)
+        out = operands.run(kernel)[0]
     x, mask = operands.tensors["x"], operands.tensors.get("mask")
     expected = scans.scan(x, spec.op, 1, mask=mask, dtype=out.dtype, reverse=spec.reverse, exclusive=spec.exclusive)
     assert torch.equal(out, expected)

@@ -120,7 +120,7 @@ def check_plan(plan: Plan) -> None:
     fill(given, spec)
     operands.out.fill_(1)
     with emulate(multiprocessors=3):
-        out = operands.run(kernel)
+        out = operands.run(kernel)[0]
     arguments = {"initial": given.get("initial"), "mask": given.get("mask"), "gate": given.get("gate")}
     arguments |= {"starts": given.get("segment_starts"), "offsets": given.get("offsets")}
     expected = oracle.scan(
