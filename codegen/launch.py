@@ -62,6 +62,7 @@ class Launch(NamedTuple):
     chosen: tuple[str, ...] = ()  # the parameters that are chosen by the length: one of CHOSEN
     room: int = 0  # items that a lane (lane_bits) or a warp (stripes, piece) holds
     stripe: int = 0  # items of one access of a warp
+    early: int = 0  # 1: it may begin before the kernel ahead on its stream has ended, for which it waits itself
 
     def numbers(self, lines: int, length: int, multiprocessors: int, neighbours: int = 0) -> Numbers:
         """Return the numbers of a launch for so many lines of ``length`` items, at least one each.
@@ -123,6 +124,7 @@ class Launch(NamedTuple):
             launch.threads in range(WARP, MOST_THREADS + 1, WARP) and launch.width > 0,
             launch.room >= bool(launch.chosen) and launch.stripe >= ("stripes" in launch.chosen),
             ("workspace" in launch.parameters) is (launch.words > 0) and launch.tile >= bool(launch.statuses),
+            launch.early in (0, 1),
         )
         if not all(sound):
             raise ValueError(f"no kernel has {format_value(mapping)}")

@@ -48,6 +48,7 @@ class Target:
     reserved_bytes: int = late_field()  # of it, what CUDA reserves per block
     block_shared_bytes: int = late_field()  # shared memory per block, with opt-in
     copies_async: bool = late_field()  # has cp.async
+    launches_early: bool = late_field()  # has programmatic dependent launch
     bfloat_convert: bool = late_field()  # has an instruction that converts float to bfloat16
     float8_convert: bool = late_field()  # has an instruction that converts 8-bit floats to float16
 
@@ -62,6 +63,7 @@ class Target:
             reserved_bytes=KIB * ampere,
             block_shared_bytes=shared_bytes - KIB * ampere,
             copies_async=ampere,
+            launches_early=capability >= (9, 0),
             bfloat_convert=ampere,
             float8_convert=capability >= (8, 9),
         )

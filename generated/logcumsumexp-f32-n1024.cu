@@ -7,7 +7,7 @@
 // numbers  measured: logcumsumexp-f32-n1024
 //          tuned: vectors; the others follow from the spec
 // target   sm_90
-// content  sha256 ae5223469d803fa6 of everything below this banner
+// content  sha256 7e41dfeb7135dd3d of everything below this banner
 // again    scanops generate logcumsumexp-f32-n1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -61,6 +61,7 @@ inline constexpr bool kSeveralTiles = false;  // a line has several tiles
 inline constexpr bool kResumes = false;  // segments have a carry-in
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
+#include "headers/stream_order.cuh"
 #include "headers/functions.cuh"
 #include "headers/functions_float.cuh"
 
@@ -191,6 +192,7 @@ __device__ __forceinline__ State exchange_parts(Exchange exchange, const States&
 extern "C" __global__ void __launch_bounds__(kBlockThreads)
 logcumsumexp_f32_n1024_block(  // no __restrict__: an operand may be an output, such as x with out=x
     const Input* input, Output* output) {
+    wait_for_stream();
     const Operands<ConstPointerTo> operands = {input};
     const Outputs<PointerTo> outputs = {output};
     constexpr Geometry geometry = {};

@@ -7,7 +7,7 @@
 // numbers  measured: block full, vector loads of a row up to 512, any GPU
 //          tuned: vectors; the others follow from the spec
 // target   sm_90
-// content  sha256 6591d5bc5edbb4c8 of everything below this banner
+// content  sha256 9561dda05b900c31 of everything below this banner
 // again    scanops generate prod-c64-n1000 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -55,6 +55,8 @@ inline constexpr bool kAppends = false;  // a single item is appended by an oper
 inline constexpr bool kSelects = false;  // lanes select each field of a state instead of branching
 inline constexpr bool kResumes = false;  // segments have a carry-in
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
+
+#include "headers/stream_order.cuh"
 
 // ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]
 __device__ __forceinline__ State identity() { return {1, 0}; }
@@ -142,6 +144,7 @@ __device__ __forceinline__ State exchange_parts(Exchange exchange, const States&
 extern "C" __global__ void __launch_bounds__(kBlockThreads)
 prod_c64_n1000_block(  // no __restrict__: an operand may be an output, such as x with out=x
     const Input* input, Output* output) {
+    wait_for_stream();
     const Operands<ConstPointerTo> operands = {input};
     const Outputs<PointerTo> outputs = {output};
     constexpr Geometry geometry = {};

@@ -6,7 +6,7 @@
 //          a row of 64 items fits in 8 lanes, each with 1 vector load of 8 items
 // numbers  rule: warp
 // target   sm_90
-// content  sha256 5dd622aba8b2cf22 of everything below this banner
+// content  sha256 8adfcc7989e7eb41 of everything below this banner
 // again    scanops generate sum-f16-n64-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -54,6 +54,7 @@ inline constexpr bool kConvertsBfloat = true;  // the target converts to bfloat1
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
 #include "headers/half_types.cuh"
+#include "headers/stream_order.cuh"
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
@@ -141,6 +142,7 @@ __device__ __forceinline__ State exchange_parts(Exchange exchange, const States&
 extern "C" __global__ void __launch_bounds__(kBlockThreads)
 sum_f16_n64_reverse_exclusive_warp(  // no __restrict__: an operand may be an output, such as x with out=x
     const Input* input, Output* output, long long lines) {
+    wait_for_stream();
     const Operands<ConstPointerTo> operands = {input};
     const Outputs<PointerTo> outputs = {output};
     constexpr Geometry geometry = {};

@@ -6,7 +6,7 @@
 //          a row of 4 items fits in 1 lane, each with 1 vector load of 4 items
 // numbers  rule: warp
 // target   sm_90
-// content  sha256 08da45db79ff6a52 of everything below this banner
+// content  sha256 6f5dfc42c37c38d5 of everything below this banner
 // again    scanops generate sum-f32-n4 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -37,6 +37,8 @@ inline constexpr bool kWithin = false;  // a result before an item has fields of
 inline constexpr bool kAppends = false;  // a single item is appended by an operation of its own
 inline constexpr bool kResumes = false;  // segments have a carry-in
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
+
+#include "headers/stream_order.cuh"
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
@@ -75,6 +77,7 @@ __device__ __forceinline__ Result result_of(State state) {
 extern "C" __global__ void __launch_bounds__(kBlockThreads)
 sum_f32_n4_warp(  // no __restrict__: an operand may be an output, such as x with out=x
     const Input* input, Output* output, long long lines) {
+    wait_for_stream();
     const long long line = (long long)blockIdx.x * kBlockThreads + threadIdx.x;
     const bool live = line < lines;
     Vector<Input> x = {};

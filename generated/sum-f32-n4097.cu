@@ -7,7 +7,7 @@
 // numbers  measured: block misaligned, vector loads of a row up to 4096, any GPU
 //          tuned: vectors; the others follow from the spec
 // target   sm_90
-// content  sha256 3ad265dd9938b95d of everything below this banner
+// content  sha256 e45ee5ff311a78c2 of everything below this banner
 // again    scanops generate sum-f32-n4097 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -54,6 +54,8 @@ inline constexpr bool kAppends = false;  // a single item is appended by an oper
 inline constexpr bool kSelects = false;  // lanes select each field of a state instead of branching
 inline constexpr bool kResumes = false;  // segments have a carry-in
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
+
+#include "headers/stream_order.cuh"
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
@@ -142,6 +144,7 @@ __device__ __forceinline__ State exchange_parts(Exchange exchange, const States&
 extern "C" __global__ void __launch_bounds__(kBlockThreads)
 sum_f32_n4097_block(  // no __restrict__: an operand may be an output, such as x with out=x
     const Input* input, Output* output) {
+    wait_for_stream();
     const Operands<ConstPointerTo> operands = {input};
     const Outputs<PointerTo> outputs = {output};
     constexpr Geometry geometry = {};

@@ -6,7 +6,7 @@
 //          1 row of 600 items, contiguous in memory: copied coalesced, scanned in shared memory
 // numbers  rule: staged
 // target   sm_90
-// content  sha256 59fed7573e30f7e9 of everything below this banner
+// content  sha256 d87b0cd844903655 of everything below this banner
 // again    scanops generate sum-f32-n600-acc_compensated --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -59,6 +59,7 @@ inline constexpr bool kResumes = false;  // segments have a carry-in
 inline constexpr bool kCopiesAsync = true;  // the target has cp.async
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
+#include "headers/stream_order.cuh"
 #include "headers/functions.cuh"
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
@@ -172,6 +173,7 @@ struct Staged {
 extern "C" __global__ void __launch_bounds__(kBlockThreads)
 sum_f32_n600_acc_compensated_staged(  // no __restrict__: an operand may be an output, such as x with out=x
     const Input* input, Output* output, long long lines) {
+    wait_for_stream();
     const Operands<ConstPointerTo> operands = {input};
     const Outputs<PointerTo> outputs = {output};
     constexpr Position length = kLength;

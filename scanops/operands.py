@@ -99,7 +99,9 @@ class Operands:
                 saved_results=spec.saved_results,
             )
             launcher = Launcher(kernel, request, device_of(self.out), kernel.key)
-            others = [torch.empty(shape, dtype=dtype, device=self.out.device) for _, shape, dtype in launcher.places[1:]]
+            others = [
+                torch.empty(shape, dtype=dtype, device=self.out.device) for _, shape, dtype in launcher.places[1:]
+            ]
             self._launches[kernel] = launcher, request.inputs.flat, (self.out, *others)
         launcher, inputs, outs = self._launches[kernel]
         launcher(inputs, outs)

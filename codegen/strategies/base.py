@@ -281,6 +281,7 @@ class Plan:
             shared_bytes=ceil_div(self.shared_bytes, ACCESS_BYTES) * ACCESS_BYTES,
             words=self.code.state_bytes // STATUS_BYTES if "workspace" in among else 0,
             chosen=chosen,
+            early=int(self.target.launches_early),
             **numbers,
         )
 

@@ -32,6 +32,7 @@ class LaunchBinding(NamedTuple):
     describe: Callable[[int], str]  # from an error code to its message
     function: Any  # cuLaunchKernel, or scanops_launch of a library, which takes the same
     kernel: BoundKernel
+    early: Any = None  # cuLaunchKernelEx, which lets the kernel begin before those ahead of it have ended
     configure: Callable[[int, int], None] | None = None  # set seed and multiprocessors of the emulator
     recover: Callable[[int], bool] = lambda code: False  # remove the cause of an error; whether to launch again
 

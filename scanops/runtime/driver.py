@@ -19,6 +19,7 @@ from scanops.store.library import Cubin
 
 PATH = "libcuda.so.1"  # the driver that torch has loaded
 VERSION = 12000  # CUDA 12.0, the first with cuLibraryLoadData
+EARLY_VERSION = 12040  # CUDA 12.4: graphs capture early launches since 12.3
 _INVALID_CONTEXT = 201
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _FUNCTIONS = {  # argument types; all return a CUresult
@@ -59,6 +60,13 @@ def driver() -> ctypes.CDLL:
     )
 
 
+def find_early_launch() -> Any:
+    """Return cuLaunchKernelEx, which lets kernels begin early, or None where the driver is older than CUDA 12.4."""
+    version = c_int()
+    driver().cuDriverGetVersion(byref(version))
+    return driver().cuLaunchKernelEx if version.value >= EARLY_VERSION else None
+
+
 def describe_error(code: int) -> str:
     """Return the driver's name and description of an error code."""
     found = []
@@ -91,7 +99,7 @@ class LoadedCubin:
 
         function = driver().cuLaunchKernel
         binding = bind_launch(self.launch, arguments, function, self._kernel, describe_error)
-        return binding._replace(recover=recover)
+        return binding._replace(recover=recover, early=find_early_launch() if self.launch.early else None)
 
     def load_on_device(self, device: int) -> None:
         """Load the kernel on a GPU, with the shared memory that it needs: nothing is left to a first launch.

@@ -80,6 +80,7 @@ class Template(NamedTuple):
     reads: tuple[int, ...]  # byte offset in the arguments of each of the launcher's ``reads``
     outputs: tuple[tuple[int, torch.Size, torch.dtype, int], ...]  # offset, shape, dtype, bytes to skip of each output
     launch: int  # address of LaunchBinding.function
+    launch_early: int  # of LaunchBinding.early, which takes its place; 0 for none
     configure: int  # address of the emulator's setup function; 0 on a GPU
     kernel: BoundKernel
     workspace: tuple[int, int]  # byte offset of its pointer, and its size; 0 for none
@@ -200,6 +201,7 @@ class Launcher:
             reads=tuple(at[name] for name, _, _ in self.reads),
             outputs=tuple((at[name], *of, skip) for (name, *of), skip in zip(self.places, self.skipped, strict=True)),
             launch=_address(self._bound.function),
+            launch_early=_address(self._bound.early),
             configure=_address(self._bound.configure),
             kernel=self._bound.kernel,
             workspace=(at.get("workspace", 0), self.workspace_bytes),

@@ -118,6 +118,13 @@ int cuLaunchKernel(int (*kernel)(unsigned, unsigned, unsigned, void**), unsigned
     if (code) return code;
     return x > 2147483647u || y * z * b * c != 1 || extra ? 1 : kernel(x, threads, shared, parameters);
 }
+struct config { unsigned blocks[3], threads[3], shared; void* stream; int* attributes; unsigned count; };
+int cuLaunchKernelEx(const struct config* it, int (*kernel)(unsigned, unsigned, unsigned, void**), void** parameters,
+                     void** extra) {
+    noted("cuLaunchKernelEx", it->count, it->attributes[0], it->attributes[2], 0);
+    return cuLaunchKernel(kernel, it->blocks[0], it->blocks[1], it->blocks[2], it->threads[0], it->threads[1],
+                          it->threads[2], it->shared, it->stream, parameters, extra);
+}
 """
 RUN = """
 extern "C" int run_NAME(unsigned blocks, unsigned threads, unsigned shared, void** parameters) {

@@ -679,6 +679,16 @@ def test_a_thread_binds_its_context_once_in_python_and_in_c(cuda: Driver, counte
     assert len(launches) == 1
 
 
+@pytest.mark.parametrize(("version", "early"), [(12030, 0), (12040, 1)])
+def test_kernels_begin_early_where_graphs_can_capture_it(
+    version: int, early: int, cuda: Driver, counted: Counted
+) -> None:
+    """C++ asks for it by one attribute: programmatic stream serialization is allowed."""
+    cuda.version.value = version
+    assert all(scanops.cumsum(X, 1).equal(X.cumsum(1)) for _ in range(3))
+    assert counted.calls == 1 and cuda.calls("cuLaunchKernelEx") == ["cuLaunchKernelEx 1 6 1 0"] * early
+
+
 @pytest.mark.parametrize("x", [LINE, X], ids=["workspace", "no workspace"])
 @pytest.mark.parametrize("in_cpp", [False, True], ids=["python", "c"])
 def test_a_launch_of_a_cubin_that_fails(in_cpp: bool, x: torch.Tensor, cuda: Driver, counted: Counted) -> None:

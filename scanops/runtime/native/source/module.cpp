@@ -133,6 +133,7 @@ Step step_of(const py::handle& given) {
         step.outputs.push_back({offset, sizes, reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type, skip});
     }
     step.function = reinterpret_cast<LaunchKernel>(read_field<uintptr_t>(binding, "launch"));
+    step.early = reinterpret_cast<LaunchKernelEx>(read_field<uintptr_t>(binding, "launch_early"));
     const py::object kernel = binding.attr("kernel");
     step.kernel = Kernel{
         reinterpret_cast<void*>(read_field<uintptr_t>(kernel, "handle")), read_field<unsigned>(kernel, "blocks"),

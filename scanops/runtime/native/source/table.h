@@ -38,6 +38,20 @@ using LaunchKernel = int (*)(  // cuLaunchKernel, or scanops_launch of a library
     void* kernel, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned, unsigned, unsigned shared_bytes,
     void* stream, void** parameters, void** extra);
 
+// What cuLaunchKernelEx takes, as cuda.h has it: CUlaunchAttribute and CUlaunchConfig.
+struct LaunchAttribute {
+    int id, padding;
+    int value[16];
+};
+struct LaunchConfig {
+    unsigned grid[3], block[3], shared_bytes;
+    void* stream;
+    LaunchAttribute* attributes;
+    unsigned attribute_count;
+};
+using LaunchKernelEx = int (*)(const LaunchConfig*, void* kernel, void** parameters, void** extra);
+constexpr int kProgrammaticStreamSerialization = 6;  // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+
 // A launch, or what PyTorch's operators compute around launches.
 struct Step {
     std::vector<Read> reads;
@@ -45,6 +59,7 @@ struct Step {
     std::vector<char> arguments;  // ScanArguments without pointers
     std::vector<Output> outputs;
     LaunchKernel function = nullptr;
+    LaunchKernelEx early = nullptr;  // of a kernel that may begin before those ahead of it have ended, in its place
     Kernel kernel;
     void (*configure)(unsigned long long seed, int multiprocessors) = nullptr;  // of an emulated kernel, else null
     int64_t workspace_offset = 0, workspace_bytes = 0;  // of its pointer in the arguments; 0 bytes: it has none
@@ -57,6 +72,12 @@ struct Step {
     int operator()(char* given, void* stream) const {
         std::array<void*, kMostParameters> addresses;
         for (size_t n = 0; n < kernel.parameters.size(); ++n) addresses[n] = given + kernel.parameters[n];
+        if (early != nullptr) {
+            LaunchAttribute attribute = {kProgrammaticStreamSerialization, 0, {1}};
+            const LaunchConfig config = {
+                {kernel.blocks, 1, 1}, {kernel.threads, 1, 1}, kernel.shared_bytes, stream, &attribute, 1};
+            return early(&config, kernel.handle, addresses.data(), nullptr);
+        }
         return function(
             kernel.handle, kernel.blocks, 1, 1, kernel.threads, 1, 1, kernel.shared_bytes, stream, addresses.data(),
             nullptr);
