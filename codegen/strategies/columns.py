@@ -43,9 +43,10 @@ class ColumnsPlan(ColumnTilePlan):
 # H200, fp32 sum unless stated otherwise, fraction of a copy. Two blocks of 256, or one of 512, share a multiprocessor.
 FEW_COLUMNS, FEW_ITEMS = 8, 4  # 16384 x 4096 x 4, a column a lane: 0.94, with 512 threads 0.84, with 8 rows 0.49
 THREADS = 256
-SECTOR_BYTES = 32  # of memory, that are read together
-# Few short columns, H100: 1024 x 24 with flags has 6.6 us in tiles of 2 columns, 18 us in one of 32.
-FEW_THREADS, FEW_TILES = 512, 16  # of a block; column tiles of a batch, at least if there are as many sectors
+# Bytes of memory that are read together, and threads of a block of few short columns. Tiles of parts of a sector read
+# it several times: sums of bfloat16, 52 x 1024 x 16, have 0.19 in tiles of 1 column, 0.58 in tiles of 16, 0.73 where
+# lanes exchange rows; 33 x 512 x 96 has 0.65 with 8 columns, 0.86 with 16.
+SECTOR_BYTES, FEW_THREADS = 32, 512
 LANES = 16  # 256 bytes a row: 1 x 32768 x 8192 by a loop has 0.92, with 8 lanes 0.83
 SHORT = 1024  # rows; a longer loop has one more tile in flight
 ONE_TILE = 256  # rows; 2048 x 256 x 512 is a tile of registers
@@ -68,10 +69,12 @@ MOST_DECLARED_BYTES = 48 * 1024  # more must be dynamic shared memory: complex12
 def plan(key: KernelKey) -> ColumnsPlan:
     """Plan column tiles of 256 bytes per row; lanes extend along the columns where there are few columns."""
     spec, target = key.spec, key.architecture
-    if key.is_few and spec.capacity <= COLUMN_LENGTH and column_tile.are_neighbours(spec):
-        return _few(spec, target)
     leaves_registers = column_tile.fit_width(spec) >= min(column_tile.column_width(spec), column_tile.LIGHT_COLUMNS)
-    if column_tile.is_narrow(spec, target) and (leaves_registers or not spec.aligned):  # lanes exchange rows
+    exchanges = column_tile.is_narrow(spec, target) and (leaves_registers or not spec.aligned)
+    few = key.is_few and spec.capacity <= COLUMN_LENGTH and column_tile.are_neighbours(spec)
+    if few and not (exchanges and spec.inner * spec.out.bytes <= SECTOR_BYTES):  # these are one column tile
+        return _few(spec, target)
+    if exchanges:
         return _narrow(spec, target)
     vector = column_tile.column_width(spec)
     shape = find_shape("columns pair", spec.out.bytes)
@@ -163,9 +166,9 @@ def _short(spec: ScanSpec, target: Target) -> ColumnsPlan:
 
 
 def _few(spec: ScanSpec, target: Target) -> ColumnsPlan:
-    """The plan of few short columns: as many blocks as have whole sectors to read, each of all rows if registers do."""
+    """The plan of few short columns: blocks that read whole sectors, each of all rows if registers hold them."""
     sector = max(2, SECTOR_BYTES // max(spec.input.bytes, spec.out.bytes))
-    lanes = min(power_of_two_above(ceil_div(spec.inner, FEW_TILES)), sector)
+    lanes = column_tile.lanes_across(spec, 1, sector)
     slots = FEW_THREADS // lanes
     items = min(column_tile.register_rows(spec, 1), max(FEW_ITEMS, ceil_div(spec.capacity, slots)))
     threads = max(WARP, min(FEW_THREADS, lanes * power_of_two_above(ceil_div(spec.capacity, items))))
