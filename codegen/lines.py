@@ -52,8 +52,10 @@ def _are_few(spec: ScanSpec, lines: int, multiprocessors: int) -> bool:
         # chain down each tile of 64 columns leaves 16 of them, 1 x 262144 x 1024, at 0.73 of a copy where totals of
         # groups have 0.82; 32 of them, 8 x 131072 x 256, at 0.87 and 0.88. Halves, a block of which holds up to 128
         # columns, leave the GPU idle longer: 13 x 9805 x 520 with offsets has 0.17 by a loop, 0.64 in tiles; narrow
-        # ones, a block each, 35 x 5496 x 32, 0.65 and 0.80. Expressions and wide recurrences have as much by a loop.
-        halves, narrow = spec.out.bytes < 4 and not spec.fusion, spec.inner * spec.out.bytes < LINE_BYTES
+        # ones, a block each, 35 x 5496 x 32, 0.65 and 0.80. Expressions and wide recurrences have as much by a loop;
+        # logcumsumexp of float16, 91 x 4096 x 104, has 0.49 by a loop, 0.28 in tiles.
+        halves = spec.out.bytes < 4 and not (spec.fusion or spec.operator.costly)
+        narrow = spec.inner * spec.out.bytes < LINE_BYTES
         quarters = 4 if halves and narrow else 8 if halves and not spec.gate else 1  # of the multiprocessors
         quarters = 2 if spec.capacity <= COLUMN_LENGTH else quarters
         full = quarters * multiprocessors // 4

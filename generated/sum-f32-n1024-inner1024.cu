@@ -2,12 +2,12 @@
 //
 // spec     sum-f32-n1024-inner1024
 //          1024 float32 items of stride 1024, float32 out
-// plan     columns: threads 512, items 8, tiles 2, columns 32, vector 4, strided_columns False, stages 2, blocks 1
-//          the scanned dimension has stride 1024: 32 neighbouring columns per block
+// plan     columns: threads 512, items 8, tiles 4, columns 64, vector 4, strided_columns False, stages 2, blocks 1
+//          the scanned dimension has stride 1024: 64 neighbouring columns per block
 // numbers  measured: columns staged, rows up to 1024, any GPU
 //          tuned: threads, items, columns, vector, strided_columns, stages, blocks; the others follow from the spec
 // target   sm_90
-// content  sha256 99050624a802f702 of everything below this banner
+// content  sha256 855c2d2c2a9b674b of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -30,8 +30,8 @@ inline constexpr int kBlockWarps = 16;  // warps per block
 inline constexpr int kBlocksPerSm = 1;  // least resident blocks per multiprocessor
 inline constexpr int kRunItems = 8;  // rows per thread and tile
 inline constexpr int kThreadColumns = 4;  // columns per thread
-inline constexpr int kLanes = 8;  // threads side by side across a column tile
-inline constexpr int kColumnTiles = 32;  // column tiles across the columns
+inline constexpr int kLanes = 16;  // threads side by side across a column tile
+inline constexpr int kColumnTiles = 16;  // column tiles across the columns
 inline constexpr bool kPartialColumns = false;  // the last tile has fewer columns
 inline constexpr bool kStridedColumns = false;  // a thread's columns are kLanes apart, and accessed one by one
 inline constexpr bool kRealigns = false;  // rows start between the boundaries of vector loads

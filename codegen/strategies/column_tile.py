@@ -256,6 +256,11 @@ def is_gradient(spec: ScanSpec) -> bool:
 
 
 def is_costly(spec: ScanSpec) -> bool:
-    """Whether a combine takes dozens of instructions, on plain columns of 2 or 4 bytes an item."""
-    plain = spec.mask is None and spec.segments is None and spec.aligned and spec.keeps_bytes
-    return plain and spec.operator.costly and spec.out.bytes in (2, 4) and not spec.operator.own
+    """Whether a combine takes dozens of instructions, on aligned columns of 2 or 4 bytes an item."""
+    return (
+        spec.aligned
+        and spec.keeps_bytes
+        and spec.operator.costly
+        and spec.out.bytes in (2, 4)
+        and not spec.operator.own
+    )

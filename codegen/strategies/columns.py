@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from scanops.codegen.fragments import INT_BYTES
 from scanops.codegen.kernel_key import KernelKey
-from scanops.codegen.lines import COLUMN_LENGTH
+from scanops.codegen.lines import COLUMN_LENGTH, LINE_BYTES
 from scanops.codegen.shapes import Shape, find_shape
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec
 from scanops.codegen.strategies import column_tile
@@ -47,12 +47,18 @@ THREADS = 256
 # it several times: sums of bfloat16, 52 x 1024 x 16, have 0.19 in tiles of 1 column, 0.58 in tiles of 16, 0.73 where
 # lanes exchange rows; 33 x 512 x 96 has 0.65 with 8 columns, 0.86 with 16.
 SECTOR_BYTES, FEW_THREADS = 32, 512
+# Rows of columns that are one tile of registers. Narrow ones are read as they are scanned: recurrences in bfloat16,
+# 526031 x 16 x 16, have 0.60 with a column a thread, 0.46 where lanes exchange rows of 4 columns.
+SHORTEST = 32
+# Columns of a tile in a loop of small blocks, at most, and rows of a thread, at least. Sums in bfloat16 with offsets,
+# 374 x 72 x 1024, have 0.89 in tiles of 64 columns, 0.56 in tiles of 32; products, 5724 x 512 x 38, 0.92 and 0.65.
+TILE_COLUMNS, LEAST_ROWS = 64, 4
 LANES = 16  # 256 bytes a row: 1 x 32768 x 8192 by a loop has 0.92, with 8 lanes 0.83
 SHORT = 1024  # rows; a longer loop has one more tile in flight
 ONE_TILE = 256  # rows; 2048 x 256 x 512 is a tile of registers
-# Of a thread that reads through shared memory, by one block a multiprocessor; rows that it has at least. Gradients of a
-# gate's sum in float16, 50 x 4832 x 128, have 0.79 with 6 rows of 4 columns, 0.45 with 2 rows.
-STATE_BYTES, STAGED_ROWS = 384, 6
+# Rows of a thread that reads through shared memory, at least, whose columns are fewer otherwise. Gradients of a gate's
+# sum in float16, 50 x 4832 x 128, have 0.79 with 6 rows of 4 columns, 0.45 with 2 rows.
+STAGED_ROWS = 6
 # Of a thread that holds a tile in registers while the next one arrives: gradients of products with flags in float16,
 # 8815 x 8192, have 0.61 with 6 rows of 16 bytes, 0.35 with 2 rows of 32.
 LOOP_STATE_BYTES = 192
@@ -75,7 +81,8 @@ def plan(key: KernelKey) -> ColumnsPlan:
     if few and not (exchanges and spec.inner * spec.out.bytes <= SECTOR_BYTES):  # these are one column tile
         return _few(spec, target)
     if exchanges:
-        return _narrow(spec, target)
+        is_short = spec.capacity <= (SHORT if spec.fusion else SHORTEST) and spec.aligned and not spec.takes_length
+        return _short(spec, target) if is_short else _narrow(spec, target)
     vector = column_tile.column_width(spec)
     shape = find_shape("columns pair", spec.out.bytes)
     threads, items, columns, width, stages = shape.take(*LOOP)
@@ -94,18 +101,18 @@ def plan(key: KernelKey) -> ColumnsPlan:
         threads, items, columns, width, stages = shape.take(*LOOP)
         if vector >= width and (stages == 0 or column_tile.can_stage(spec, target, width)):
             return _plan(spec, target, width, columns // width, threads, items, shape, stages=stages, blocks=1)
-    if _is_short(spec, target):
-        return _short(spec, target)
-    if column_tile.is_costly(spec) and spec.capacity > ONE_TILE and vector > 1:
+    if column_tile.is_costly(spec) and spec.capacity > SHORTEST and vector > 1:
         shape = find_shape("columns costly", spec.out.bytes)
         threads, items, columns, width, blocks = shape.take("threads", "items", "columns", "vector", "blocks")
         return _plan(spec, target, width, columns // width, threads, items, shape, stages=0, blocks=blocks)
+    if _is_short(spec, target):
+        return _short(spec, target)
     shape = find_shape("columns staged", spec.capacity)
-    lanes, threads, items, stages = shape.take("lanes", "threads", "items", "stages")
-    states = min(STATE_BYTES, target.registers * INT_BYTES // (2 * threads))
+    threads, items, stages, states = shape.take("threads", "items", "stages", "states")
     vector = column_tile.fit_width(spec, states // STAGED_ROWS)
     if vector > 1 and spec.capacity > ONE_TILE and column_tile.can_stage(spec, target, vector):
         items = column_tile.fit_rows(spec, vector, items, states)
+        lanes = max(LANES, TILE_COLUMNS // vector)
         return _plan(spec, target, vector, lanes, threads, items, shape, stages=stages, blocks=1)
     vector = column_tile.fit_width(spec)
     items, most, strided = column_tile.register_rows(spec, vector, few=key.is_few), THREADS, None
@@ -132,29 +139,34 @@ def plan(key: KernelKey) -> ColumnsPlan:
 
 
 def _is_short(spec: ScanSpec, target: Target) -> bool:
-    """Whether columns are so short that blocks of hundreds of threads would wait for each other more than they read.
+    """Whether small blocks are faster: those of hundreds of threads would wait for each other more than they read.
 
-    Those of more than a tile are where cp.async copies no items, or expressions and gradients take registers.
+    Columns of more than a tile are where cp.async copies no items, or gradients take registers; of any length where
+    expressions do. Fused sums in bfloat16, 371 x 1126 x 224, have 0.62 by small blocks, 0.41 with 4 columns a thread.
     """
     if spec.ragged or spec.takes_length or not column_tile.are_neighbours(spec):
         return False
     if spec.capacity > ONE_TILE:
-        computes = bool(spec.fusion) or bool(spec.operator.own)
         copies = column_tile.can_stage(spec, target, column_tile.column_width(spec))
-        return spec.capacity <= SHORT and (computes or not copies) and not column_tile.is_costly(spec)
+        return bool(spec.fusion) or (spec.capacity <= SHORT and (bool(spec.operator.own) or not copies))
     light = column_tile.is_light(spec) and not spec.fusion and column_tile.column_width(spec) > 1
     return not (light and spec.out.bytes < INT_BYTES)
 
 
 def _short(spec: ScanSpec, target: Target) -> ColumnsPlan:
     """The plan of many short columns: small blocks, of which a multiprocessor holds so many that some always read."""
-    vector, strided = column_tile.fit_width(spec, column_tile.SHORT_STATE_BYTES), False
-    if vector == 1 and spec.access_items > 1 and spec.inner > 2 * WARP:
+    is_shortest, strided = spec.capacity <= SHORTEST, False
+    vector = column_tile.fit_width(spec, column_tile.SHORT_STATE_BYTES)
+    if is_shortest and spec.inner * spec.out.bytes < LINE_BYTES:
+        vector = 1
+    elif vector == 1 and spec.access_items > 1 and spec.inner > 2 * WARP and not spec.line_sums:
         vector, strided = 2, column_tile.column_width(spec) == 1
-    shape = find_shape("columns short" + " strided" * strided, spec.capacity)
-    threads, lanes, items, stages, states = shape.take("threads", "lanes", "items", "stages", "states")
-    lanes = column_tile.lanes_across(spec, vector, lanes)
-    items = column_tile.fit_rows(spec, vector, items, states)
+    shape = find_shape("columns short" + " strided" * (strided and not is_shortest), spec.capacity)
+    threads, most, stages, states = shape.take("threads", "items", "stages", "states")
+    lanes = column_tile.lanes_across(spec, vector, min(WARP, TILE_COLUMNS // vector))
+    most = column_tile.fit_rows(spec, vector, most, states)
+    tiles = ceil_div(spec.capacity, threads // lanes * most)
+    items = min(most, max(LEAST_ROWS, ceil_div(spec.capacity, threads // lanes * tiles)))  # tiles of as many rows
     threads = max(WARP, min(threads, lanes * power_of_two_above(ceil_div(spec.capacity, items))))
     stages = stages if not strided and column_tile.can_stage(spec, target, vector) else 0
     if threads // lanes * items >= spec.capacity:
