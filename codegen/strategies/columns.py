@@ -162,8 +162,9 @@ def _short(spec: ScanSpec, target: Target) -> ColumnsPlan:
     elif vector == 1 and spec.access_items > 1 and spec.inner > 2 * WARP and not spec.line_sums:
         vector, strided = 2, column_tile.column_width(spec) == 1
     shape = find_shape("columns short" + " strided" * (strided and not is_shortest), spec.capacity)
-    threads, most, stages, states = shape.take("threads", "items", "stages", "states")
+    threads, slots, most, stages, states = shape.take("threads", "slots", "items", "stages", "states")
     lanes = column_tile.lanes_across(spec, vector, min(WARP, TILE_COLUMNS // vector))
+    threads = max(threads, lanes * slots)
     most = column_tile.fit_rows(spec, vector, most, states)
     tiles = ceil_div(spec.capacity, threads // lanes * most)
     items = min(most, max(LEAST_ROWS, ceil_div(spec.capacity, threads // lanes * tiles)))  # tiles of as many rows

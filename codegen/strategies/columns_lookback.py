@@ -82,6 +82,7 @@ NARROW_LANES = 32  # bool to int64, 64 x 4096 x 512: 0.84
 # Of a thread, each of which takes a register however small its items are. Two of states of 8 bytes: bfloat16,
 # 3 x 13711 x 455 with an expression has 0.46, with 4 columns 0.31. Greater states take the registers of both.
 STRIDED_COLUMNS, STRIDED_STATE = 4, 8
+STEP_COLUMNS = 2  # of few: flags of steps in bfloat16, 8 x 8720 x 512, 16 rows of 2 have 0.52, 6 rows of 4 have 0.37
 # Few columns of greater states: the gradient of cummax in bfloat16, 1 x 43321 x 65, has 0.62 in tiles of 16 columns and
 # 24 rows a thread, 0.25 in tiles of 32 and 6 rows; flags of steps, 3 x 31384 x 65, 0.33 in groups of 8 tiles, 0.25 of
 # 32.
@@ -247,9 +248,7 @@ def _plan(key: KernelKey) -> ColumnsLookbackPlan:
     strided = not narrow and vector < spec.access_items and column_tile.are_neighbours(spec)
     heavy = fragments(spec).held_bytes > column_tile.WIDE_STATE
     if not (light or narrow or (spec.operator.costly and not heavy)):
-        # Flags of steps, in bfloat16, 8 x 8720 x 512: 16 rows of 2 columns have 0.52, 6 rows of 4 columns 0.37.
-        row_bytes = FEW_ROW_BYTES if few and STEP in spec.layouts else column_tile.ROW_STATE_BYTES
-        vector = column_tile.fit_width(spec, row_bytes)
+        vector = min(column_tile.fit_width(spec), STEP_COLUMNS if few and STEP in spec.layouts else spec.access_items)
         strided = strided and vector == 1 and fragments(spec).held_bytes <= STRIDED_STATE
         vector = 2 if strided else vector
     elif strided:
