@@ -104,6 +104,7 @@ def plan(key: KernelKey) -> ColumnsPlan:
     if column_tile.is_costly(spec) and spec.capacity > SHORTEST and vector > 1:
         shape = find_shape("columns costly", spec.out.bytes)
         threads, items, columns, width, blocks = shape.take("threads", "items", "columns", "vector", "blocks")
+        items = min(items, ceil_div(spec.capacity, threads * width // columns))  # rows for all threads
         return _plan(spec, target, width, columns // width, threads, items, shape, stages=0, blocks=blocks)
     if _is_short(spec, target):
         return _short(spec, target)

@@ -30,6 +30,7 @@ from scanops.codegen.launch import MOST_BLOCKS, Launch, Numbers
 from scanops.codegen.lines import ONE_BLOCK, SPLIT_LENGTH, any_length, choose_variant, key_for, keys_for
 from scanops.codegen.source import HOST_SIDE, render
 from scanops.codegen.spec import MAX_LENGTH
+from scanops.codegen.strategies.columns import ColumnsPlan
 from scanops.codegen.targets import TARGETS, occupancy, target_named
 from scanops.errors import UnsupportedRequest
 from scanops.requests.geometry import BEFORE_FURTHER, ScanArguments
@@ -100,6 +101,7 @@ SITUATIONS = {
     "sum-f32-n1025-inner64": {64: True, 33 * 64: True, 34 * 64: False},
     "sum-bf16-n1025-inner64": {64: True, 264 * 64: True, 265 * 64: False},  # a block holds more of them
     "linear-bf16-n1025-inner64-gate_bf16": {33 * 64: True, 34 * 64: False},
+    "logcumsumexp-bf16-n1025-inner64": {33 * 64: True, 34 * 64: False},  # a loop computes as fast as tiles do
     "sum-f32-n4096-inner64-mask_b8-step_mask": {64: True, 34 * 64: False},
     "sum-f32-n4096-inner64-strided": {64: False},  # one plan for any number of lines
 }
@@ -118,6 +120,15 @@ def test_few_columns_of_expressions(length: int, inner: int, dtype: str) -> None
     for gate in (False, True):
         spec = ScanSpec(op="sum", dtype=dtype, length=length, inner=inner, reverse=gate, map=text)
         assert make_plan(spec, few=True).tiles > 0
+
+
+@pytest.mark.parametrize("name", ["sum-bf16", "sum-f32", "sum-f64", "sum-c128", "logcumsumexp-f32", "max-f16"])
+def test_few_short_columns(name: str) -> None:
+    """A tile reads whole sectors of 32 bytes, or all columns."""
+    for length, inner in itertools.product((1, 33, 740, 1024), (2, 8, 16, 17, 46, 64, 161, 1024)):
+        plan = make_plan(f"{name}-n{length}-inner{inner}", few=True)
+        assert isinstance(plan, ColumnsPlan)
+        assert plan.columns * plan.spec.out.bytes >= min(32, inner * plan.spec.out.bytes)
 
 
 @pytest.mark.parametrize("slug", SITUATIONS)
