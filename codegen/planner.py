@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
@@ -200,22 +200,18 @@ def strategy_of(key: KernelKey) -> str:
     return "block" if one_tile else "persistent"
 
 
-def class_of(key: KernelKey, also_read: Iterable[str] = ()) -> str:
+def class_of(key: KernelKey) -> str:
     """Return what the best shape depends on besides the length, in words; empty where plans are not measured.
 
     Directions, exclusive scans and carries do not count. Operators count by their state, so that one of a user's takes
     the plans of a built-in operator like it, and fused scans by their operands and outputs, whatever they compute.
-
-    Args:
-        key: the kernel.
-        also_read: operands with one item for a whole line, by name, that count as read item by item.
     """
     spec = key.spec
     if spec.takes_length or spec.recomputes or spec.views or not spec.aligned:
         return ""
     if spec.linked and spec.inner > 1:  # their lines have to end one after another, which no plan was measured for
         return ""
-    operator, value, read = spec.operator, spec.accumulator, {*also_read, *(source.name for source in spec.streams)}
+    operator, value, read = spec.operator, spec.accumulator, {source.name for source in spec.streams}
     traits = [name for name in ("costly", "ordered", "append", "loss", "indices", "own") if getattr(operator, name)]
     traits = ["map"] * bool(spec.fusion) + traits + ["ahead"] * spec.looks_ahead
     whole = spec.divides(spec.access_items) if spec.inner == 1 else column_tile.column_width(spec) == spec.access_items
@@ -236,18 +232,12 @@ def class_of(key: KernelKey, also_read: Iterable[str] = ()) -> str:
 
 
 def find_measured_plan(key: KernelKey) -> Plan | None:
-    """Return the measured plan of a kernel, or None where no entry near it gives one.
-
-    Where the class has none, an operand with one item for a whole line counts as one that is read item by item: it
-    takes no more registers than that.
-    """
-    table, of_lines = _table(key.architecture.name), tuple(source.name for source in key.spec.per_line)
-    for kind in dict.fromkeys((class_of(key), class_of(key, of_lines))):
-        for entry in _list_near(key.spec, _entries(kind, table)):
-            faster = entry["measured"]["tuned_us"] < entry["measured"]["default_us"]  # than the strategy's own rule
-            plan = _apply_entry(key, entry) if faster else None
-            if plan is not None or not faster:
-                return plan
+    """Return the measured plan of a kernel, or None where no entry near it gives one."""
+    for entry in _list_near(key.spec, _entries(class_of(key), _table(key.architecture.name))):
+        faster = entry["measured"]["tuned_us"] < entry["measured"]["default_us"]  # than the strategy's own rule
+        plan = _apply_entry(key, entry) if faster else None
+        if plan is not None or not faster:
+            return plan
     return None
 
 
