@@ -23,8 +23,9 @@ from scanops.codegen.fusion.fusion import MOST_OPERANDS, Fusion, fusion_of
 from scanops.codegen.fusion.graph import is_float
 from scanops.fallback.fused import evaluate
 from scanops.ops import schema
+from scanops.ops.line_sums import add_line_sums, sums_lines
 from scanops.ops.linearised import Scan
-from scanops.ops.saved import add_line_sums, sum_to, sums_lines
+from scanops.ops.saved import sum_to
 from scanops.ops.schema import Outputs
 from scanops.requests.call import Call
 from scanops.requests.fused import broadcast_shape, carry_dtype_of
@@ -244,7 +245,7 @@ def differentiate_by_adjoint(
             sums = found.pop()
             of_tensors = [tensors[adjoint.of.index(len(found) + n)] for n in range(line_sums)]
             likes = [(each.shape, each.dtype) for each in of_tensors]
-            found += tape.call(partial(add_line_sums, dim=call.dim, likes=likes), sums)  # type: ignore[arg-type]
+            found += add_line_sums(sums, call.dim, likes, tape)  # type: ignore[arg-type]
     if adjoint.last is not None:
         found = list(tape.call(partial(_evaluate_outputs, adjoint.last, shape), *read, *found))  # type: ignore[arg-type]
     pairs = zip(tensors, adjoint.of, strict=True)

@@ -16,13 +16,12 @@ from scanops.codegen.derivatives import Gradient
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operator import Operator
 from scanops.codegen.operators.recurrences import LATEST
+from scanops.ops.line_sums import add_line_sums, sums_lines
 from scanops.ops.saved import (
     SavedForward,
-    add_line_sums,
     compares_rounded_results,
     finds_results_in_tiles,
     multiply_conjugate,
-    sums_lines,
     supports,
 )
 from scanops.requests.geometry import ALIGNMENT, line_shape
@@ -93,7 +92,7 @@ def run_gradient_kernels(
         return None
     of_term, of_gate = results[0], results[1] if row.second else None
     if call.line_sums and of_gates is not None:
-        (of_gate,) = tape.call(partial(add_line_sums, dim=call.dim, likes=(of_gates,)), results[1])
+        (of_gate,) = add_line_sums(results[1], call.dim, (of_gates,), tape)
     if masks_after:
         of_term = tape.apply(lambda gradient, mask: torch.where(mask, gradient, 0), of_term, selects)
     return of_term, of_gate, results[-1] if carries else of_initial

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -67,34 +66,6 @@ class SavedForward(NamedTuple):
             else tape.apply(partial(sum_to, shape=like[0], dtype=like[1]), each)
             for each, like, need in zip(gradients, self.kind.shapes, self.needs, strict=True)
         )
-
-
-def sums_lines(shape: torch.Size, whole: torch.Size, dim: int) -> bool:
-    """Whether kernels sum the gradient of an operand over each line: one that is broadcast along columns of ``whole``.
-
-    The sums of a line, one for each tile, are to be added by ``add_line_sums``.
-    """
-    outer, length, inner = split_shape(whole, dim)
-    at = dim - len(whole) + len(shape)  # of the scanned dimension in ``shape``
-    return outer > 0 and length > 1 and inner > 1 and (at < 0 or shape[at] == 1)
-
-
-def add_line_sums(
-    sums: torch.Tensor, *, dim: int, likes: Sequence[tuple[torch.Size, torch.dtype]]
-) -> tuple[torch.Tensor, ...]:
-    """Return gradients of these shapes and dtypes from sums over lines: of each one for each tile of a line."""
-    parts = sums.unsqueeze(dim + 2)
-    if len(set(likes)) == 1:  # one operator for all
-        return _add_parts(parts, *likes[0]).unbind()
-    return tuple(_add_parts(parts[n : n + 1], *like)[0] for n, like in enumerate(likes))
-
-
-def _add_parts(parts: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-    count = len(parts)
-    if parts.numel() > count * shape.numel():
-        ones = (1,) * (parts.ndim - 1 - len(shape))
-        parts = sum_to(parts, shape=torch.Size((count, *ones, *shape)), dtype=parts.dtype)
-    return parts.reshape(count, *shape).to(dtype)
 
 
 def sum_to(gradient: torch.Tensor, *, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:

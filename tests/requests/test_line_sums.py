@@ -87,7 +87,7 @@ def test_gates(shape: tuple[int, ...], dim: int, form: str, kernels: str) -> Non
     torch.manual_seed(number)
     x, gate = torch.randn(shape).to(kernels, dtype), torch.rand(broadcast(shape, dim, form)).to(kernels, dtype)
     made = check(lambda gate, x: scanops.linear_scan(gate, x, dim), lambda gate, x: item_by_item(gate, x, dim), gate, x)
-    assert "-sums1-" in made[-1]
+    assert any("-sums1-" in each for each in made)
 
 
 @pytest.mark.parametrize("dtype", NEAR, ids=str)
@@ -124,7 +124,7 @@ def test_options(option: str, dtype: torch.dtype, kernels: str) -> None:
     options, reference = scans[option]
     given = {name: each.to(kernels) if isinstance(each, torch.Tensor) else each for name, each in options.items()}
     made = check(lambda gate, x: scanops.linear_scan(gate, x, 1, **given), reference, gate, x)
-    assert "-sums1-" in made[-1]
+    assert any("-sums1-" in each for each in made)
 
 
 def decay(x: torch.Tensor, bias: torch.Tensor, rate: torch.Tensor) -> torch.Tensor:
@@ -152,7 +152,7 @@ def test_expressions(shape: tuple[int, ...], dim: int, forms: tuple[str, str], t
 
     options: dict[str, Any] = {"map": decay, "then": then}
     made = check(lambda *given: scanops.scan(given, "sum", dim, **options), reference, x, *others)
-    assert "-sums2-" in made[-1]
+    assert any("-sums2-" in each for each in made)
 
 
 def test_gates_before_items(kernels: str) -> None:
@@ -169,7 +169,7 @@ def test_gates_before_items(kernels: str) -> None:
         rate,
         x,
     )
-    assert "-sums1-" in made[-1]
+    assert any("-sums1-" in each for each in made)
 
 
 def test_what_is_not_summed(kernels: str) -> None:
