@@ -7,7 +7,7 @@
 // numbers  measured: cummax-f32-n4096
 //          tuned: vectors; the others follow from the spec
 // target   sm_90
-// content  sha256 c57b0591f70a831c of everything below this banner
+// content  sha256 2d4de41081e5c5e2 of everything below this banner
 // again    scanops generate cummax-f32-n4096-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -59,6 +59,7 @@ inline constexpr bool kLanesDown = false;  // the lane before a lane in scan ord
 inline constexpr bool kAppends = false;  // a single item is appended by an operation of its own
 inline constexpr bool kSelects = true;  // lanes select each field of a state instead of branching
 inline constexpr bool kResumes = false;  // segments have a carry-in
+inline constexpr bool kBeginsEarly = true;  // the target has programmatic dependent launch
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
 #include "headers/stream_order.cuh"

@@ -7,7 +7,7 @@
 // numbers  measured: columns strided, rows up to 8192, any GPU
 //          tuned: threads, items, columns, vector, strided_columns, stages, blocks; the others follow from the spec
 // target   sm_90
-// content  sha256 09cc6e40ba9eae7f of everything below this banner
+// content  sha256 980a4bd9bea04058 of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -56,6 +56,7 @@ inline constexpr bool kAppends = true;  // a single item is appended by an opera
 inline constexpr int kInner = 64;  // columns side by side: the stride of the scanned dimension
 inline constexpr int kStridedOperands = 4;  // operands that may have strides of their own
 inline constexpr bool kResumes = false;  // segments have a carry-in
+inline constexpr bool kBeginsEarly = true;  // the target has programmatic dependent launch
 inline constexpr bool kConvertsBfloat = true;  // the target converts to bfloat16
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 

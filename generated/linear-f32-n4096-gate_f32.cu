@@ -7,7 +7,7 @@
 // numbers  measured: block recurrence, vector loads of a row up to 2304, any GPU
 //          tuned: vectors; the others follow from the spec
 // target   sm_90
-// content  sha256 fa0999176f773876 of everything below this banner
+// content  sha256 db4e3550702e9521 of everything below this banner
 // again    scanops generate linear-f32-n4096-gate_f32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -59,6 +59,7 @@ inline constexpr bool kLanesDown = false;  // the lane before a lane in scan ord
 inline constexpr bool kAppends = true;  // a single item is appended by an operation of its own
 inline constexpr bool kSelects = true;  // lanes select each field of a state instead of branching
 inline constexpr bool kResumes = false;  // segments have a carry-in
+inline constexpr bool kBeginsEarly = true;  // the target has programmatic dependent launch
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
 #include "headers/stream_order.cuh"

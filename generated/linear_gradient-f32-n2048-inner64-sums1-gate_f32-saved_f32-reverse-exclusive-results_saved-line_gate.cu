@@ -7,7 +7,7 @@
 // numbers  measured: columns gradient, any GPU
 //          tuned: threads, items, columns, vector, strided_columns, stages, blocks; the others follow from the spec
 // target   sm_90
-// content  sha256 f5f14ef9742d715d of everything below this banner
+// content  sha256 926969074eb683a1 of everything below this banner
 // again    scanops generate linear_gradient-f32-n2048-inner64-sums1-gate_f32-saved_f32-reverse-exclusive-results_saved-line_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -65,6 +65,7 @@ inline constexpr int kInner = 64;  // columns side by side: the stride of the sc
 inline constexpr int kStridedOperands = 4;  // operands that may have strides of their own
 inline constexpr bool kResumes = false;  // segments have a carry-in
 inline constexpr bool kCopiesAsync = true;  // the target has cp.async
+inline constexpr bool kBeginsEarly = true;  // the target has programmatic dependent launch
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
 #include "headers/dynamic_shared.cuh"

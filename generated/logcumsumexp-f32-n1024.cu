@@ -7,7 +7,7 @@
 // numbers  measured: logcumsumexp-f32-n1024
 //          tuned: vectors; the others follow from the spec
 // target   sm_90
-// content  sha256 7e41dfeb7135dd3d of everything below this banner
+// content  sha256 fd6573c1bad1cd50 of everything below this banner
 // again    scanops generate logcumsumexp-f32-n1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -59,6 +59,7 @@ inline constexpr bool kAppends = true;  // a single item is appended by an opera
 inline constexpr bool kSelects = true;  // lanes select each field of a state instead of branching
 inline constexpr bool kSeveralTiles = false;  // a line has several tiles
 inline constexpr bool kResumes = false;  // segments have a carry-in
+inline constexpr bool kBeginsEarly = true;  // the target has programmatic dependent launch
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
 #include "headers/stream_order.cuh"

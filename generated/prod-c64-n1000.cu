@@ -7,7 +7,7 @@
 // numbers  measured: block full, vector loads of a row up to 512, any GPU
 //          tuned: vectors; the others follow from the spec
 // target   sm_90
-// content  sha256 9561dda05b900c31 of everything below this banner
+// content  sha256 1d30e6128876a77b of everything below this banner
 // again    scanops generate prod-c64-n1000 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -54,6 +54,7 @@ inline constexpr bool kLanesDown = false;  // the lane before a lane in scan ord
 inline constexpr bool kAppends = false;  // a single item is appended by an operation of its own
 inline constexpr bool kSelects = false;  // lanes select each field of a state instead of branching
 inline constexpr bool kResumes = false;  // segments have a carry-in
+inline constexpr bool kBeginsEarly = true;  // the target has programmatic dependent launch
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
 #include "headers/stream_order.cuh"

@@ -7,7 +7,7 @@
 // numbers  measured: block any length, vector loads of the longest row up to 4200, any GPU
 //          tuned: vectors; the others follow from the spec
 // target   sm_90
-// content  sha256 68863e4b0244f0ad of everything below this banner
+// content  sha256 171ad33e3293ef42 of everything below this banner
 // again    scanops generate prod-f32-any-le8192-by4-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -51,6 +51,7 @@ inline constexpr bool kLanesDown = false;  // the lane before a lane in scan ord
 inline constexpr bool kAppends = false;  // a single item is appended by an operation of its own
 inline constexpr bool kSelects = false;  // lanes select each field of a state instead of branching
 inline constexpr bool kResumes = false;  // segments have a carry-in
+inline constexpr bool kBeginsEarly = true;  // the target has programmatic dependent launch
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
 #include "headers/stream_order.cuh"

@@ -7,7 +7,7 @@
 // numbers  measured: persistent, bytes of an item of the output up to 4, any GPU
 //          tuned: threads, vectors, stages, ahead, blocks; the others follow from the spec
 // target   sm_90
-// content  sha256 8e4f3e5f3bc5fdd8 of everything below this banner
+// content  sha256 413fb84b9a2d68ab of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -62,6 +62,7 @@ inline constexpr bool kResumes = false;  // segments have a carry-in
 inline constexpr int kStatusWords = 1;  // status words of a tile
 inline constexpr bool kLinked = false;  // other GPUs read status words
 inline constexpr bool kCopiesAsync = true;  // the target has cp.async
+inline constexpr bool kBeginsEarly = true;  // the target has programmatic dependent launch
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
 #include "headers/dynamic_shared.cuh"

@@ -6,7 +6,7 @@
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // numbers  rule: transposed
 // target   sm_90
-// content  sha256 98709c5442c0a088 of everything below this banner
+// content  sha256 b5ff48c695d3b841 of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -51,6 +51,7 @@ inline constexpr int kInner = 1;  // lines side by side in the output
 inline constexpr int kStridedOperands = 4;  // operands that may have strides of their own
 inline constexpr bool kResumes = false;  // segments have a carry-in
 inline constexpr bool kCopiesAsync = true;  // the target has cp.async
+inline constexpr bool kBeginsEarly = true;  // the target has programmatic dependent launch
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
 #include "headers/dynamic_shared.cuh"

@@ -7,7 +7,7 @@
 // numbers  measured: block full, any GPU
 //          tuned: vectors; the others follow from the spec
 // target   sm_90
-// content  sha256 431774c15496df0a of everything below this banner
+// content  sha256 5cc553658c89299f of everything below this banner
 // again    scanops generate prod-f32-n32768 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -53,6 +53,7 @@ inline constexpr bool kLanesDown = false;  // the lane before a lane in scan ord
 inline constexpr bool kAppends = false;  // a single item is appended by an operation of its own
 inline constexpr bool kSelects = false;  // lanes select each field of a state instead of branching
 inline constexpr bool kResumes = false;  // segments have a carry-in
+inline constexpr bool kBeginsEarly = true;  // the target has programmatic dependent launch
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
 #include "headers/stream_order.cuh"

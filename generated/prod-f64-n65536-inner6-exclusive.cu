@@ -6,7 +6,7 @@
 //          columns of 65536: their tiles are split over all multiprocessors
 // numbers  rule: columns_lookback
 // target   sm_90
-// content  sha256 2db8ae2c56346c2a of everything below this banner
+// content  sha256 0d2ee8119423bddf of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive --target sm_90 --lines 6
 
 #ifndef __CUDACC_RTC__
@@ -56,6 +56,7 @@ inline constexpr int kInner = 6;  // columns side by side: the stride of the sca
 inline constexpr bool kResumes = false;  // segments have a carry-in
 inline constexpr int kStatusWords = 2;  // status words of a tile
 inline constexpr bool kLinked = false;  // other GPUs read status words
+inline constexpr bool kBeginsEarly = true;  // the target has programmatic dependent launch
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
 #include "headers/stream_order.cuh"

@@ -6,7 +6,7 @@
 //          16 states of a line in the registers of 4 threads, 4 each
 // numbers  rule: states
 // target   sm_90
-// content  sha256 2e79cf6acfcc4978 of everything below this banner
+// content  sha256 e6fd20e45cf63fe7 of everything below this banner
 // again    scanops.scan with the same map, then and tensors
 
 #ifndef __CUDACC_RTC__
@@ -47,12 +47,14 @@ inline constexpr int kTileLoads = 2;  // of these, items that a thread loads
 inline constexpr bool kTileDivides = true;  // all threads load as many
 inline constexpr bool kTileAlongSteps = true;  // their steps are contiguous in memory, not their states
 inline constexpr int kSaveSteps = 32;  // steps between saved states
+inline constexpr bool kBeginsEarly = true;  // the target has programmatic dependent launch
 inline constexpr bool kConvertsBfloat = true;  // the target converts to bfloat16
 
 #include "headers/half_types.cuh"
 #include "headers/approximations.cuh"
 #include "headers/pointwise.cuh"
 #include "headers/dynamic_shared.cuh"
+#include "headers/stream_order.cuh"
 #include "headers/states/place.cuh"
 #include "headers/states/items.cuh"
 #include "headers/states/sums.cuh"
@@ -308,6 +310,7 @@ linear_bf16_any_by8_states16_grad_11111111_map_d0257f1b512da380ca3c_rows_states(
     const __grid_constant__ Operand<float> result7,
     const Carry* saved,
     const __grid_constant__ Sizes sizes) {
+    wait_for_stream();
     dynamic_shared(Shared, shared);
     const Place place = find_place(sizes);
     const int lane = threadIdx.x % kLanes, line = threadIdx.x / kLanes, first_state = lane * kThreadStates;

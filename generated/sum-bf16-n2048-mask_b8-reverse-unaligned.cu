@@ -7,7 +7,7 @@
 // numbers  measured: block half misaligned, vector loads of a row up to 288, any GPU
 //          tuned: vectors; the others follow from the spec
 // target   sm_90
-// content  sha256 d13797fa529870c3 of everything below this banner
+// content  sha256 319c32999134eec5 of everything below this banner
 // again    scanops generate sum-bf16-n2048-mask_b8-reverse-unaligned --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -55,6 +55,7 @@ inline constexpr bool kLanesDown = false;  // the lane before a lane in scan ord
 inline constexpr bool kAppends = false;  // a single item is appended by an operation of its own
 inline constexpr bool kSelects = false;  // lanes select each field of a state instead of branching
 inline constexpr bool kResumes = false;  // segments have a carry-in
+inline constexpr bool kBeginsEarly = true;  // the target has programmatic dependent launch
 inline constexpr bool kConvertsBfloat = true;  // the target converts to bfloat16
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 

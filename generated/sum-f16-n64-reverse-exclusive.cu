@@ -6,7 +6,7 @@
 //          a row of 64 items fits in 8 lanes, each with 1 vector load of 8 items
 // numbers  rule: warp
 // target   sm_90
-// content  sha256 8adfcc7989e7eb41 of everything below this banner
+// content  sha256 99eef9d7000829f0 of everything below this banner
 // again    scanops generate sum-f16-n64-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -50,6 +50,7 @@ inline constexpr bool kLanesDown = false;  // the lane before a lane in scan ord
 inline constexpr bool kAppends = false;  // a single item is appended by an operation of its own
 inline constexpr bool kSelects = false;  // lanes select each field of a state instead of branching
 inline constexpr bool kResumes = false;  // segments have a carry-in
+inline constexpr bool kBeginsEarly = true;  // the target has programmatic dependent launch
 inline constexpr bool kConvertsBfloat = true;  // the target converts to bfloat16
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 

@@ -7,7 +7,7 @@
 // numbers  measured: columns staged, rows up to 1024, any GPU
 //          tuned: threads, items, columns, vector, strided_columns, stages, blocks; the others follow from the spec
 // target   sm_90
-// content  sha256 855c2d2c2a9b674b of everything below this banner
+// content  sha256 3146aefb8e0a197c of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -51,6 +51,7 @@ inline constexpr bool kAppends = false;  // a single item is appended by an oper
 inline constexpr int kInner = 1024;  // columns side by side: the stride of the scanned dimension
 inline constexpr bool kResumes = false;  // segments have a carry-in
 inline constexpr bool kCopiesAsync = true;  // the target has cp.async
+inline constexpr bool kBeginsEarly = true;  // the target has programmatic dependent launch
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
 #include "headers/dynamic_shared.cuh"

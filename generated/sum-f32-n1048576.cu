@@ -7,7 +7,7 @@
 // numbers  measured: split, items of a row up to 1048576, any GPU
 //          tuned: threads, vectors; the others follow from the spec
 // target   sm_90
-// content  sha256 9d2819a7eed719b3 of everything below this banner
+// content  sha256 f3553d8410c563e1 of everything below this banner
 // again    scanops generate sum-f32-n1048576 --target sm_90 --lines 1
 
 #ifndef __CUDACC_RTC__
@@ -57,6 +57,7 @@ inline constexpr bool kSelects = false;  // lanes select each field of a state i
 inline constexpr bool kResumes = false;  // segments have a carry-in
 inline constexpr int kStatusWords = 1;  // status words of a tile
 inline constexpr bool kLinked = false;  // other GPUs read status words
+inline constexpr bool kBeginsEarly = true;  // the target has programmatic dependent launch
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
 #include "headers/stream_order.cuh"

@@ -7,7 +7,7 @@
 // numbers  measured: persistent, bytes of an item of the output up to 4, any GPU
 //          tuned: threads, vectors, stages, ahead, blocks; the others follow from the spec
 // target   sm_90
-// content  sha256 b06745d87469dd42 of everything below this banner
+// content  sha256 8dc63260037689b2 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -73,6 +73,7 @@ inline constexpr bool kResumes = false;  // segments have a carry-in
 inline constexpr int kStatusWords = 2;  // status words of a tile
 inline constexpr bool kLinked = false;  // other GPUs read status words
 inline constexpr bool kCopiesAsync = true;  // the target has cp.async
+inline constexpr bool kBeginsEarly = true;  // the target has programmatic dependent launch
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
 #include "headers/dynamic_shared.cuh"

@@ -6,7 +6,7 @@
 //          a row of 4 items fits in 1 lane, each with 1 vector load of 4 items
 // numbers  rule: warp
 // target   sm_90
-// content  sha256 6f5dfc42c37c38d5 of everything below this banner
+// content  sha256 45110b5c0bffa409 of everything below this banner
 // again    scanops generate sum-f32-n4 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -36,6 +36,7 @@ inline constexpr bool kQuick = false;  // results as well are made with fewer in
 inline constexpr bool kWithin = false;  // a result before an item has fields of the item, or of its segment alone
 inline constexpr bool kAppends = false;  // a single item is appended by an operation of its own
 inline constexpr bool kResumes = false;  // segments have a carry-in
+inline constexpr bool kBeginsEarly = true;  // the target has programmatic dependent launch
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
 #include "headers/stream_order.cuh"

@@ -6,7 +6,7 @@
 //          1 row of 600 items, contiguous in memory: copied coalesced, scanned in shared memory
 // numbers  rule: staged
 // target   sm_90
-// content  sha256 d87b0cd844903655 of everything below this banner
+// content  sha256 a6581e9dc8c3b2c0 of everything below this banner
 // again    scanops generate sum-f32-n600-acc_compensated --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -57,6 +57,7 @@ inline constexpr bool kAppends = false;  // a single item is appended by an oper
 inline constexpr bool kSelects = false;  // lanes select each field of a state instead of branching
 inline constexpr bool kResumes = false;  // segments have a carry-in
 inline constexpr bool kCopiesAsync = true;  // the target has cp.async
+inline constexpr bool kBeginsEarly = true;  // the target has programmatic dependent launch
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
 #include "headers/stream_order.cuh"

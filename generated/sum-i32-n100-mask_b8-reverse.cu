@@ -6,7 +6,7 @@
 //          4 rows of 100 items, contiguous in memory: copied coalesced, scanned in shared memory
 // numbers  rule: staged
 // target   sm_90
-// content  sha256 a316666e91fe889d of everything below this banner
+// content  sha256 4a1f4c3a1a4d0861 of everything below this banner
 // again    scanops generate sum-i32-n100-mask_b8-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -55,6 +55,7 @@ inline constexpr bool kAppends = false;  // a single item is appended by an oper
 inline constexpr bool kSelects = false;  // lanes select each field of a state instead of branching
 inline constexpr bool kResumes = false;  // segments have a carry-in
 inline constexpr bool kCopiesAsync = true;  // the target has cp.async
+inline constexpr bool kBeginsEarly = true;  // the target has programmatic dependent launch
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
 #include "headers/stream_order.cuh"

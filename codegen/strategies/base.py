@@ -180,10 +180,17 @@ class Plan:
             Constant("kStatusWords", max(1, self.code.state_bytes // STATUS_BYTES), "status words of a tile"),
             Constant("kLinked", spec.linked, "other GPUs read status words"),
             Constant("kCopiesAsync", self.target.copies_async, "the target has cp.async"),
+            *self._constants_of_target(),
+        )
+        return tuple({constant.name: constant for constant in reversed(found)}.values())[::-1]
+
+    def _constants_of_target(self) -> tuple[Constant, ...]:
+        """What every kernel may ask of its target."""
+        return (
+            Constant("kBeginsEarly", self.target.launches_early, "the target has programmatic dependent launch"),
             Constant("kConvertsBfloat", self.target.bfloat_convert, "the target converts to bfloat16"),
             Constant("kConvertsFloat8", self.target.float8_convert, "the target converts 8-bit floats"),
         )
-        return tuple({constant.name: constant for constant in reversed(found)}.values())[::-1]
 
     def layout_of(self, source: Source) -> str:
         """Arguments of OperandLayout: how an operand lies in memory."""

@@ -194,8 +194,7 @@ class StatesPlan(Plan):
             Constant("kTileDivides", loads % self.threads == 0, "all threads load as many"),
             Constant("kTileAlongSteps", along, "their steps are contiguous in memory, not their states"),
             Constant("kSaveSteps", save_steps(spec.states), "steps between saved states"),
-            Constant("kConvertsBfloat", self.target.bfloat_convert, "the target converts to bfloat16"),
-            Constant("kConvertsFloat8", self.target.float8_convert, "the target converts 8-bit floats"),
+            *self._constants_of_target(),
         )
 
     @property

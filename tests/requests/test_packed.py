@@ -385,7 +385,7 @@ def test_a_kernel_of_chunks_is_called_by_itself() -> None:
         torch.testing.assert_close(kernel(x, 1, offsets=offsets, chunk=16), in_chunks(x, 1, [0, 40, 100], 16))
         with pytest.raises(UnsupportedRequest, match=r"chunked=|ragged="):
             kernel(x, 1, offsets=offsets)
-        assert Operands(kernel.spec, kernel.spec.inner, "cpu").run(kernel).shape[2] == kernel.spec.inner
+        assert Operands(kernel.spec, kernel.spec.inner, "cpu").run(kernel)[0].shape[2] == kernel.spec.inner
 
 
 # ---- chunks under compilers and transforms

@@ -104,8 +104,10 @@ def test_the_banner_tells_the_truth(row: Golden) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_targets_differ_in_banner_and_intrinsics_alone(target: str) -> None:
     """One body serves all targets, except for the constants of the target."""
-    spec = ScanSpec.parse("sum-f32-n4096-mask_f32")
-    assert body_below_banner(generate(spec, target)) == body_below_banner(generate(spec))
+    spec, early = ScanSpec.parse("sum-f32-n4096-mask_f32"), str(TARGETS[target].launches_early).lower()
+    body = body_below_banner(generate(spec, target))
+    assert f"constexpr bool kBeginsEarly = {early};" in body and "if constexpr (kBeginsEarly)" in body
+    assert body.replace(f"kBeginsEarly = {early}", "kBeginsEarly = true") == body_below_banner(generate(spec))
     bfloat = generate(ScanSpec.parse("sum-bf16-n100"), target)
     converts = str(TARGETS[target].bfloat_convert).lower()
     assert f"constexpr bool kConvertsBfloat = {converts};" in bfloat and "if constexpr (kConvertsBfloat)" in bfloat
