@@ -7,7 +7,7 @@
 // numbers  measured: cummax-f32-n4096
 //          tuned: vectors; the others follow from the spec
 // target   sm_90
-// content  sha256 2d4de41081e5c5e2 of everything below this banner
+// content  sha256 9ff4a788fb47f67b of everything below this banner
 // again    scanops generate cummax-f32-n4096-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -62,7 +62,7 @@ inline constexpr bool kResumes = false;  // segments have a carry-in
 inline constexpr bool kBeginsEarly = true;  // the target has programmatic dependent launch
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
-#include "headers/stream_order.cuh"
+#include "headers/early_begin.cuh"
 #include "headers/functions.cuh"
 
 // ---- operator cummax: y[i] = max(x[0], x[1], ..., x[i]), and its index: of equals and of NaNs the last one's
@@ -164,7 +164,7 @@ __device__ __forceinline__ State exchange_parts(Exchange exchange, const States&
 extern "C" __global__ void __launch_bounds__(kBlockThreads)
 cummax_f32_n4096_reverse_block(  // no __restrict__: an operand may be an output, such as x with out=x
     const Input* input, Output* output, Index* indices) {
-    wait_for_stream();
+    wait_for_predecessors();
     const Operands<ConstPointerTo> operands = {input};
     const Outputs<PointerTo> outputs = {output, indices};
     constexpr Geometry geometry = {};

@@ -7,7 +7,7 @@
 // numbers  measured: columns strided, rows up to 8192, any GPU
 //          tuned: threads, items, columns, vector, strided_columns, stages, blocks; the others follow from the spec
 // target   sm_90
-// content  sha256 980a4bd9bea04058 of everything below this banner
+// content  sha256 b25dfac6a4278fb2 of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -61,7 +61,7 @@ inline constexpr bool kConvertsBfloat = true;  // the target converts to bfloat1
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
 #include "headers/half_types.cuh"
-#include "headers/stream_order.cuh"
+#include "headers/early_begin.cuh"
 #include "headers/functions.cuh"
 
 // ---- operator linear: y[i] = g[i] * y[i-1] + x[i]
@@ -176,7 +176,7 @@ extern "C" __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm)
 linear_bf16_n2048_inner64_gate_f32_reverse_initial_final_strided_gate_columns(  // no __restrict__: an operand may be an output, such as x with out=x
     const Input* input, const Gate* gate, Output* output, const __grid_constant__ Geometry geometry, long long
     lines, const Carry* carry_in, long long carry_in_step, Carry* carry_out) {
-    wait_for_stream();
+    wait_for_predecessors();
     const Operands<ConstPointerTo> operands = {input, gate};
     const Outputs<PointerTo> outputs = {output};
     constexpr Position length = kLength;

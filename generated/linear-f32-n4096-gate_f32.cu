@@ -7,7 +7,7 @@
 // numbers  measured: block recurrence, vector loads of a row up to 2304, any GPU
 //          tuned: vectors; the others follow from the spec
 // target   sm_90
-// content  sha256 db4e3550702e9521 of everything below this banner
+// content  sha256 c46c6e1de4ef5ce2 of everything below this banner
 // again    scanops generate linear-f32-n4096-gate_f32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -62,7 +62,7 @@ inline constexpr bool kResumes = false;  // segments have a carry-in
 inline constexpr bool kBeginsEarly = true;  // the target has programmatic dependent launch
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
-#include "headers/stream_order.cuh"
+#include "headers/early_begin.cuh"
 #include "headers/functions.cuh"
 
 // ---- operator linear: y[i] = g[i] * y[i-1] + x[i]
@@ -166,7 +166,7 @@ __device__ __forceinline__ State exchange_parts(Exchange exchange, const States&
 extern "C" __global__ void __launch_bounds__(kBlockThreads)
 linear_f32_n4096_gate_f32_block(  // no __restrict__: an operand may be an output, such as x with out=x
     const Input* input, const Gate* gate, Output* output) {
-    wait_for_stream();
+    wait_for_predecessors();
     const Operands<ConstPointerTo> operands = {input, gate};
     const Outputs<PointerTo> outputs = {output};
     constexpr Geometry geometry = {};

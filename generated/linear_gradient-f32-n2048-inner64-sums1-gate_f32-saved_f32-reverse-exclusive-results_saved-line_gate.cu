@@ -7,7 +7,7 @@
 // numbers  measured: columns gradient, any GPU
 //          tuned: threads, items, columns, vector, strided_columns, stages, blocks; the others follow from the spec
 // target   sm_90
-// content  sha256 926969074eb683a1 of everything below this banner
+// content  sha256 8e14a9642f12ca42 of everything below this banner
 // again    scanops generate linear_gradient-f32-n2048-inner64-sums1-gate_f32-saved_f32-reverse-exclusive-results_saved-line_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -69,7 +69,7 @@ inline constexpr bool kBeginsEarly = true;  // the target has programmatic depen
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
 #include "headers/dynamic_shared.cuh"
-#include "headers/stream_order.cuh"
+#include "headers/early_begin.cuh"
 #include "headers/copy_intrinsics.cuh"
 
 // ---- operator linear_gradient: y[i] = m[i] ? x[i] + s[i-1] : 0, s[i] = (m[i] ? g[i] : 1) * (x[i] + s[i-1]); z[i] = y[i] * v[i]
@@ -206,7 +206,7 @@ extern "C" __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm)
 linear_gradient_f32_n2048_inner64_sums1_gate_f32_saved_f32_reverse_exclusiv_columns(  // no __restrict__: an operand may be an output, such as x with out=x
     const Input* input, const Gate* gate, const Saved* saved, Output* output, Sum* line_sums, const
     __grid_constant__ Geometry geometry, long long lines) {
-    wait_for_stream();
+    wait_for_predecessors();
     const Operands<ConstPointerTo> operands = {input, saved};
     const Outputs<PointerTo> outputs = {output};
     constexpr Position length = kLength;

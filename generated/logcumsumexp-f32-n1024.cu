@@ -7,7 +7,7 @@
 // numbers  measured: logcumsumexp-f32-n1024
 //          tuned: vectors; the others follow from the spec
 // target   sm_90
-// content  sha256 fd6573c1bad1cd50 of everything below this banner
+// content  sha256 a9f066755777875f of everything below this banner
 // again    scanops generate logcumsumexp-f32-n1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -62,7 +62,7 @@ inline constexpr bool kResumes = false;  // segments have a carry-in
 inline constexpr bool kBeginsEarly = true;  // the target has programmatic dependent launch
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
-#include "headers/stream_order.cuh"
+#include "headers/early_begin.cuh"
 #include "headers/functions.cuh"
 #include "headers/functions_float.cuh"
 
@@ -193,7 +193,7 @@ __device__ __forceinline__ State exchange_parts(Exchange exchange, const States&
 extern "C" __global__ void __launch_bounds__(kBlockThreads)
 logcumsumexp_f32_n1024_block(  // no __restrict__: an operand may be an output, such as x with out=x
     const Input* input, Output* output) {
-    wait_for_stream();
+    wait_for_predecessors();
     const Operands<ConstPointerTo> operands = {input};
     const Outputs<PointerTo> outputs = {output};
     constexpr Geometry geometry = {};

@@ -7,7 +7,7 @@
 // numbers  measured: block any length, vector loads of the longest row up to 4200, any GPU
 //          tuned: vectors; the others follow from the spec
 // target   sm_90
-// content  sha256 171ad33e3293ef42 of everything below this banner
+// content  sha256 57d7af9710f59364 of everything below this banner
 // again    scanops generate prod-f32-any-le8192-by4-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -54,7 +54,7 @@ inline constexpr bool kResumes = false;  // segments have a carry-in
 inline constexpr bool kBeginsEarly = true;  // the target has programmatic dependent launch
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
-#include "headers/stream_order.cuh"
+#include "headers/early_begin.cuh"
 
 // ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]
 __device__ __forceinline__ State identity() { return 1; }
@@ -152,7 +152,7 @@ __device__ __forceinline__ State exchange_parts(Exchange exchange, const States&
 extern "C" __global__ void __launch_bounds__(kBlockThreads)
 prod_f32_any_le8192_by4_reverse_block(  // no __restrict__: an operand may be an output, such as x with out=x
     const Input* input, Output* output, Position length, int stripes) {
-    wait_for_stream();
+    wait_for_predecessors();
     const Operands<ConstPointerTo> operands = {input};
     const Outputs<PointerTo> outputs = {output};
     constexpr Geometry geometry = {};

@@ -7,7 +7,7 @@
 // numbers  measured: persistent, bytes of an item of the output up to 4, any GPU
 //          tuned: threads, vectors, stages, ahead, blocks; the others follow from the spec
 // target   sm_90
-// content  sha256 413fb84b9a2d68ab of everything below this banner
+// content  sha256 4395f551f8b41d7a of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -66,7 +66,7 @@ inline constexpr bool kBeginsEarly = true;  // the target has programmatic depen
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
 #include "headers/dynamic_shared.cuh"
-#include "headers/stream_order.cuh"
+#include "headers/early_begin.cuh"
 #include "headers/copy_intrinsics.cuh"
 
 // ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]
@@ -199,7 +199,7 @@ struct Tile {  // scanned, without the prefix of preceding tiles
 extern "C" __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm)
 prod_f32_n131072_persistent(  // no __restrict__: an operand may be an output, such as x with out=x
     const Input* input, Output* output, long long lines, unsigned long long* workspace) {
-    wait_for_stream();
+    wait_for_predecessors();
     const Operands<ConstPointerTo> operands = {input};
     const Outputs<PointerTo> outputs = {output};
     constexpr Geometry geometry = {};

@@ -6,7 +6,7 @@
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // numbers  rule: transposed
 // target   sm_90
-// content  sha256 b5ff48c695d3b841 of everything below this banner
+// content  sha256 9ca8cf5f85e7fa23 of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -55,7 +55,7 @@ inline constexpr bool kBeginsEarly = true;  // the target has programmatic depen
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
 #include "headers/dynamic_shared.cuh"
-#include "headers/stream_order.cuh"
+#include "headers/early_begin.cuh"
 #include "headers/copy_intrinsics.cuh"
 
 // ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]
@@ -159,7 +159,7 @@ __device__ __forceinline__ State exchange_parts(Exchange exchange, const States&
 extern "C" __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm)
 prod_f32_n16384_transposed_transposed(  // no __restrict__: an operand may be an output, such as x with out=x
     const Input* input, Output* output, const __grid_constant__ Geometry geometry, const Neighbours neighbours) {
-    wait_for_stream();
+    wait_for_predecessors();
     const Operands<ConstPointerTo> operands = {input};
     const Outputs<PointerTo> outputs = {output};
     constexpr Position length = kLength;

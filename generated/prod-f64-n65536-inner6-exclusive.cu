@@ -6,7 +6,7 @@
 //          columns of 65536: their tiles are split over all multiprocessors
 // numbers  rule: columns_lookback
 // target   sm_90
-// content  sha256 0d2ee8119423bddf of everything below this banner
+// content  sha256 185b7c6f8f361cce of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive --target sm_90 --lines 6
 
 #ifndef __CUDACC_RTC__
@@ -59,7 +59,7 @@ inline constexpr bool kLinked = false;  // other GPUs read status words
 inline constexpr bool kBeginsEarly = true;  // the target has programmatic dependent launch
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
-#include "headers/stream_order.cuh"
+#include "headers/early_begin.cuh"
 
 // ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]
 __device__ __forceinline__ State identity() { return 1; }
@@ -158,7 +158,7 @@ __device__ __forceinline__ State exchange_parts(Exchange exchange, const States&
 extern "C" __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm)
 prod_f64_n65536_inner6_exclusive_columns_lookback(  // no __restrict__: an operand may be an output, such as x with out=x
     const Input* input, Output* output, long long lines, unsigned long long* workspace) {
-    wait_for_stream();
+    wait_for_predecessors();
     const Operands<ConstPointerTo> operands = {input};
     const Outputs<PointerTo> outputs = {output};
     constexpr Geometry geometry = {};

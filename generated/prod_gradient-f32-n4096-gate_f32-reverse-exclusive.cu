@@ -7,7 +7,7 @@
 // numbers  measured: block masked, vector loads of a row up to 2304, any GPU
 //          tuned: vectors; the others follow from the spec
 // target   sm_90
-// content  sha256 c9ddfef728a67e06 of everything below this banner
+// content  sha256 447e67306a1d47b8 of everything below this banner
 // again    scanops generate prod_gradient-f32-n4096-gate_f32-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -65,7 +65,7 @@ inline constexpr bool kResumes = false;  // segments have a carry-in
 inline constexpr bool kBeginsEarly = true;  // the target has programmatic dependent launch
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
-#include "headers/stream_order.cuh"
+#include "headers/early_begin.cuh"
 
 // ---- operator prod_gradient: y[i] = m[i] ? x[i] + s[i-1] : 0, times v[i], s[i] = (m[i] ? g[i] : 1) * (x[i] + s[i-1])
 __device__ __forceinline__ State identity() { return {1, 0, 0, 0, 0}; }
@@ -247,7 +247,7 @@ __device__ __forceinline__ State exchange_parts(Exchange exchange, const States&
 extern "C" __global__ void __launch_bounds__(kBlockThreads)
 prod_gradient_f32_n4096_gate_f32_reverse_exclusive_block(  // no __restrict__: an operand may be an output, such as x with out=x
     const Input* input, const Gate* gate, Output* output) {
-    wait_for_stream();
+    wait_for_predecessors();
     const Operands<ConstPointerTo> operands = {input, gate};
     const Outputs<PointerTo> outputs = {output};
     constexpr Geometry geometry = {};

@@ -6,7 +6,7 @@
 //          16 states of a line in the registers of 4 threads, 4 each
 // numbers  rule: states
 // target   sm_90
-// content  sha256 e6fd20e45cf63fe7 of everything below this banner
+// content  sha256 d8b905960508c75f of everything below this banner
 // again    scanops.scan with the same map, then and tensors
 
 #ifndef __CUDACC_RTC__
@@ -54,7 +54,7 @@ inline constexpr bool kConvertsBfloat = true;  // the target converts to bfloat1
 #include "headers/approximations.cuh"
 #include "headers/pointwise.cuh"
 #include "headers/dynamic_shared.cuh"
-#include "headers/stream_order.cuh"
+#include "headers/early_begin.cuh"
 #include "headers/states/place.cuh"
 #include "headers/states/items.cuh"
 #include "headers/states/sums.cuh"
@@ -310,7 +310,7 @@ linear_bf16_any_by8_states16_grad_11111111_map_d0257f1b512da380ca3c_rows_states(
     const __grid_constant__ Operand<float> result7,
     const Carry* saved,
     const __grid_constant__ Sizes sizes) {
-    wait_for_stream();
+    wait_for_predecessors();
     dynamic_shared(Shared, shared);
     const Place place = find_place(sizes);
     const int lane = threadIdx.x % kLanes, line = threadIdx.x / kLanes, first_state = lane * kThreadStates;

@@ -7,7 +7,7 @@
 // numbers  measured: block half misaligned, vector loads of a row up to 288, any GPU
 //          tuned: vectors; the others follow from the spec
 // target   sm_90
-// content  sha256 319c32999134eec5 of everything below this banner
+// content  sha256 12f9890c53876a9d of everything below this banner
 // again    scanops generate sum-bf16-n2048-mask_b8-reverse-unaligned --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -60,7 +60,7 @@ inline constexpr bool kConvertsBfloat = true;  // the target converts to bfloat1
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
 #include "headers/half_types.cuh"
-#include "headers/stream_order.cuh"
+#include "headers/early_begin.cuh"
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
@@ -152,7 +152,7 @@ __device__ __forceinline__ State exchange_parts(Exchange exchange, const States&
 extern "C" __global__ void __launch_bounds__(kBlockThreads)
 sum_bf16_n2048_mask_b8_reverse_unaligned_block(  // no __restrict__: an operand may be an output, such as x with out=x
     const Input* input, const Mask* mask, Output* output) {
-    wait_for_stream();
+    wait_for_predecessors();
     const Operands<ConstPointerTo> operands = {input, mask};
     const Outputs<PointerTo> outputs = {output};
     constexpr Geometry geometry = {};

@@ -6,7 +6,7 @@
 //          a row of 64 items fits in 8 lanes, each with 1 vector load of 8 items
 // numbers  rule: warp
 // target   sm_90
-// content  sha256 99eef9d7000829f0 of everything below this banner
+// content  sha256 c4603d402c1e97a3 of everything below this banner
 // again    scanops generate sum-f16-n64-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -55,7 +55,7 @@ inline constexpr bool kConvertsBfloat = true;  // the target converts to bfloat1
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
 #include "headers/half_types.cuh"
-#include "headers/stream_order.cuh"
+#include "headers/early_begin.cuh"
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
@@ -143,7 +143,7 @@ __device__ __forceinline__ State exchange_parts(Exchange exchange, const States&
 extern "C" __global__ void __launch_bounds__(kBlockThreads)
 sum_f16_n64_reverse_exclusive_warp(  // no __restrict__: an operand may be an output, such as x with out=x
     const Input* input, Output* output, long long lines) {
-    wait_for_stream();
+    wait_for_predecessors();
     const Operands<ConstPointerTo> operands = {input};
     const Outputs<PointerTo> outputs = {output};
     constexpr Geometry geometry = {};

@@ -7,7 +7,7 @@
 // numbers  measured: columns staged, rows up to 1024, any GPU
 //          tuned: threads, items, columns, vector, strided_columns, stages, blocks; the others follow from the spec
 // target   sm_90
-// content  sha256 3146aefb8e0a197c of everything below this banner
+// content  sha256 07c0797500fb2652 of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -55,7 +55,7 @@ inline constexpr bool kBeginsEarly = true;  // the target has programmatic depen
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
 #include "headers/dynamic_shared.cuh"
-#include "headers/stream_order.cuh"
+#include "headers/early_begin.cuh"
 #include "headers/copy_intrinsics.cuh"
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
@@ -146,7 +146,7 @@ __device__ __forceinline__ State exchange_parts(Exchange exchange, const States&
 extern "C" __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm)
 sum_f32_n1024_inner1024_columns(  // no __restrict__: an operand may be an output, such as x with out=x
     const Input* input, Output* output, long long lines) {
-    wait_for_stream();
+    wait_for_predecessors();
     const Operands<ConstPointerTo> operands = {input};
     const Outputs<PointerTo> outputs = {output};
     constexpr Geometry geometry = {};

@@ -7,7 +7,7 @@
 // numbers  measured: split, items of a row up to 1048576, any GPU
 //          tuned: threads, vectors; the others follow from the spec
 // target   sm_90
-// content  sha256 f3553d8410c563e1 of everything below this banner
+// content  sha256 40e8950ab2f80d64 of everything below this banner
 // again    scanops generate sum-f32-n1048576 --target sm_90 --lines 1
 
 #ifndef __CUDACC_RTC__
@@ -60,7 +60,7 @@ inline constexpr bool kLinked = false;  // other GPUs read status words
 inline constexpr bool kBeginsEarly = true;  // the target has programmatic dependent launch
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
-#include "headers/stream_order.cuh"
+#include "headers/early_begin.cuh"
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
@@ -154,7 +154,7 @@ typedef long long TileNumber;
 extern "C" __global__ void __launch_bounds__(kBlockThreads)
 sum_f32_n1048576_split(  // no __restrict__: an operand may be an output, such as x with out=x
     const Input* input, Output* output, unsigned long long* workspace) {
-    wait_for_stream();
+    wait_for_predecessors();
     const Operands<ConstPointerTo> operands = {input};
     const Outputs<PointerTo> outputs = {output};
     constexpr Geometry geometry = {};

@@ -7,7 +7,7 @@
 // numbers  measured: persistent, bytes of an item of the output up to 4, any GPU
 //          tuned: threads, vectors, stages, ahead, blocks; the others follow from the spec
 // target   sm_90
-// content  sha256 8dc63260037689b2 of everything below this banner
+// content  sha256 aac85877a8127197 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -77,7 +77,7 @@ inline constexpr bool kBeginsEarly = true;  // the target has programmatic depen
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
 #include "headers/dynamic_shared.cuh"
-#include "headers/stream_order.cuh"
+#include "headers/early_begin.cuh"
 #include "headers/copy_intrinsics.cuh"
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
@@ -232,7 +232,7 @@ struct Tile {  // scanned, without the prefix of preceding tiles
 extern "C" __global__ void __launch_bounds__(kBlockThreads, kBlocksPerSm)
 sum_f32_n20000_offsets_i32_persistent(  // no __restrict__: an operand may be an output, such as x with out=x
     const Input* input, Output* output, long long lines, const Segments segments, unsigned long long* workspace) {
-    wait_for_stream();
+    wait_for_predecessors();
     const Operands<ConstPointerTo> operands = {input};
     const Outputs<PointerTo> outputs = {output};
     constexpr Geometry geometry = {};

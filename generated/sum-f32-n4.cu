@@ -6,7 +6,7 @@
 //          a row of 4 items fits in 1 lane, each with 1 vector load of 4 items
 // numbers  rule: warp
 // target   sm_90
-// content  sha256 45110b5c0bffa409 of everything below this banner
+// content  sha256 80278174f911a569 of everything below this banner
 // again    scanops generate sum-f32-n4 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -39,7 +39,7 @@ inline constexpr bool kResumes = false;  // segments have a carry-in
 inline constexpr bool kBeginsEarly = true;  // the target has programmatic dependent launch
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
-#include "headers/stream_order.cuh"
+#include "headers/early_begin.cuh"
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
@@ -78,7 +78,7 @@ __device__ __forceinline__ Result result_of(State state) {
 extern "C" __global__ void __launch_bounds__(kBlockThreads)
 sum_f32_n4_warp(  // no __restrict__: an operand may be an output, such as x with out=x
     const Input* input, Output* output, long long lines) {
-    wait_for_stream();
+    wait_for_predecessors();
     const long long line = (long long)blockIdx.x * kBlockThreads + threadIdx.x;
     const bool live = line < lines;
     Vector<Input> x = {};

@@ -6,7 +6,7 @@
 //          1 row of 600 items, contiguous in memory: copied coalesced, scanned in shared memory
 // numbers  rule: staged
 // target   sm_90
-// content  sha256 a6581e9dc8c3b2c0 of everything below this banner
+// content  sha256 5b9925e2513a29c2 of everything below this banner
 // again    scanops generate sum-f32-n600-acc_compensated --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -60,7 +60,7 @@ inline constexpr bool kCopiesAsync = true;  // the target has cp.async
 inline constexpr bool kBeginsEarly = true;  // the target has programmatic dependent launch
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
-#include "headers/stream_order.cuh"
+#include "headers/early_begin.cuh"
 #include "headers/functions.cuh"
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
@@ -174,7 +174,7 @@ struct Staged {
 extern "C" __global__ void __launch_bounds__(kBlockThreads)
 sum_f32_n600_acc_compensated_staged(  // no __restrict__: an operand may be an output, such as x with out=x
     const Input* input, Output* output, long long lines) {
-    wait_for_stream();
+    wait_for_predecessors();
     const Operands<ConstPointerTo> operands = {input};
     const Outputs<PointerTo> outputs = {output};
     constexpr Position length = kLength;

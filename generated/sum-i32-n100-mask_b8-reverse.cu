@@ -6,7 +6,7 @@
 //          4 rows of 100 items, contiguous in memory: copied coalesced, scanned in shared memory
 // numbers  rule: staged
 // target   sm_90
-// content  sha256 4a1f4c3a1a4d0861 of everything below this banner
+// content  sha256 90d3d803cf3f919c of everything below this banner
 // again    scanops generate sum-i32-n100-mask_b8-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -58,7 +58,7 @@ inline constexpr bool kCopiesAsync = true;  // the target has cp.async
 inline constexpr bool kBeginsEarly = true;  // the target has programmatic dependent launch
 static_assert(kBlockThreads % kWarpThreads == 0, "blocks of whole warps");
 
-#include "headers/stream_order.cuh"
+#include "headers/early_begin.cuh"
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
@@ -165,7 +165,7 @@ struct Staged {
 extern "C" __global__ void __launch_bounds__(kBlockThreads)
 sum_i32_n100_mask_b8_reverse_staged(  // no __restrict__: an operand may be an output, such as x with out=x
     const Input* input, const Mask* mask, Output* output, long long lines) {
-    wait_for_stream();
+    wait_for_predecessors();
     const Operands<ConstPointerTo> operands = {input, mask};
     const Outputs<PointerTo> outputs = {output};
     constexpr Position length = kLength;

@@ -63,7 +63,7 @@ template <class Word>
     return value;
 }
 
-[[maybe_unused]] static inline void wait_for_stream() {}  // a kernel begins when the one before it has ended
+[[maybe_unused]] static inline void wait_for_predecessors() {}  // a kernel begins when the one before it has ended
 
 template <class Word>
 [[maybe_unused]] static inline void store_relaxed(Word* word, Word value) {

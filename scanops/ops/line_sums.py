@@ -15,7 +15,7 @@ from scanops.requests.request import Inputs, Tensors, check_request
 from scanops.runtime.call_cache import run
 from scanops.runtime.recipes import Tape
 
-Like = tuple[torch.Size, torch.dtype]  # what a gradient is to be like
+ShapeAndType = tuple[torch.Size, torch.dtype]  # what a gradient is to be like
 
 # Of all parts. H200, us after another scan, by a scan and by torch.sum: 2 x 12 x 48, 1.6, 4.2; 2 x 300 x 64, 2.4, 12.7;
 # 160 x 512, 2.1, 8.0; 64 x 4096, 2.7, 5.4. A scan also writes what torch.sum does not.
@@ -32,7 +32,7 @@ def sums_lines(shape: torch.Size, whole: torch.Size, dim: int) -> bool:
     return outer > 0 and length > 1 and inner > 1 and (at < 0 or shape[at] == 1)
 
 
-def add_line_sums(sums: torch.Tensor, dim: int, likes: Sequence[Like], tape: Tape) -> Tensors:
+def add_line_sums(sums: torch.Tensor, dim: int, likes: Sequence[ShapeAndType], tape: Tape) -> Tensors:
     """Return gradients from sums over lines: of each one for each tile of a line.
 
     They are the carry-out of a scan where parts of one sum lie in front of what they are parts of, and are few.
@@ -64,7 +64,7 @@ def _fit_sums(sums: torch.Tensor, *, shape: torch.Size, dtype: torch.dtype) -> t
     return sums.reshape(-1, *shape).to(dtype).unbind()
 
 
-def _add_by_torch(sums: torch.Tensor, *, dim: int, likes: Sequence[Like]) -> tuple[torch.Tensor, ...]:
+def _add_by_torch(sums: torch.Tensor, *, dim: int, likes: Sequence[ShapeAndType]) -> tuple[torch.Tensor, ...]:
     parts = sums.unsqueeze(dim + 2)
     if len(set(likes)) == 1:  # one operator for all
         return _add_parts(parts, *likes[0]).unbind()
