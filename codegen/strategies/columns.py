@@ -55,6 +55,8 @@ SHORTEST = 32
 TILE_COLUMNS, LEAST_ROWS = 64, 4
 LANES = 16  # 256 bytes a row: 1 x 32768 x 8192 by a loop has 0.92, with 8 lanes 0.83
 SHORT = 1024  # rows; a longer loop has one more tile in flight
+SHORT_FEW = 512  # rows of few narrow columns of a fused scan, of which one block scans a column tile
+LONGEST_FUSED = 4096  # rows of fused scans that are short: longer ones take tiles of more rows
 ONE_TILE = 256  # rows; 2048 x 256 x 512 is a tile of registers
 # Rows of a thread that reads through shared memory, at least, whose columns are fewer otherwise. Gradients of a gate's
 # sum in float16, 50 x 4832 x 128, have 0.79 with 6 rows of 4 columns, 0.45 with 2 rows.
@@ -78,10 +80,12 @@ def plan(key: KernelKey) -> ColumnsPlan:
     leaves_registers = column_tile.fit_width(spec) >= min(column_tile.column_width(spec), column_tile.LIGHT_COLUMNS)
     exchanges = column_tile.is_narrow(spec, target) and (leaves_registers or not spec.aligned)
     few = key.is_few and spec.capacity <= COLUMN_LENGTH and column_tile.are_neighbours(spec)
-    if few and not (exchanges and spec.inner * spec.out.bytes <= SECTOR_BYTES):  # these are one column tile
+    narrow = exchanges and spec.inner * spec.out.bytes <= SECTOR_BYTES and not spec.operator.costly  # one column tile
+    if few and not narrow:
         return _few(spec, target)
     if exchanges:
-        is_short = spec.capacity <= (SHORT if spec.fusion else SHORTEST) and spec.aligned and not spec.takes_length
+        most = (SHORT_FEW if key.is_few else SHORT) if spec.fusion else SHORTEST
+        is_short = spec.capacity <= most and spec.aligned and not spec.takes_length
         return _short(spec, target) if is_short else _narrow(spec, target)
     vector = column_tile.column_width(spec)
     shape = find_shape("columns pair", spec.out.bytes)
@@ -101,7 +105,8 @@ def plan(key: KernelKey) -> ColumnsPlan:
         threads, items, columns, width, stages = shape.take(*LOOP)
         if vector >= width and (stages == 0 or column_tile.can_stage(spec, target, width)):
             return _plan(spec, target, width, columns // width, threads, items, shape, stages=stages, blocks=1)
-    if column_tile.is_costly(spec) and spec.capacity > SHORTEST and vector > 1:
+    searches = spec.by_offsets and spec.inner * spec.out.bytes < LINE_BYTES  # each for few columns
+    if column_tile.is_costly(spec) and spec.capacity > SHORTEST and vector > 1 and not searches:
         shape = find_shape("columns costly", spec.out.bytes)
         threads, items, columns, width, blocks = shape.take("threads", "items", "columns", "vector", "blocks")
         items = min(items, ceil_div(spec.capacity, threads * width // columns))  # rows for all threads
@@ -143,13 +148,16 @@ def _is_short(spec: ScanSpec, target: Target) -> bool:
     """Whether small blocks are faster: those of hundreds of threads would wait for each other more than they read.
 
     Columns of more than a tile are where cp.async copies no items, or gradients take registers; of any length where
-    expressions do. Fused sums in bfloat16, 371 x 1126 x 224, have 0.62 by small blocks, 0.41 with 4 columns a thread.
+    expressions do, if they are not long, or read one by one. Fused sums in bfloat16, 371 x 1126 x 224, have 0.62 by
+    small blocks, 0.41 with 4 columns a thread; with gradients, 90 x 65536 x 18, 0.24 and 0.29.
     """
     if spec.ragged or spec.takes_length or not column_tile.are_neighbours(spec):
         return False
     if spec.capacity > ONE_TILE:
-        copies = column_tile.can_stage(spec, target, column_tile.column_width(spec))
-        return bool(spec.fusion) or (spec.capacity <= SHORT and (bool(spec.operator.own) or not copies))
+        width = column_tile.column_width(spec)
+        if spec.fusion:
+            return spec.capacity <= LONGEST_FUSED or width == 1
+        return spec.capacity <= SHORT and (bool(spec.operator.own) or not column_tile.can_stage(spec, target, width))
     light = column_tile.is_light(spec) and not spec.fusion and column_tile.column_width(spec) > 1
     return not (light and spec.out.bytes < INT_BYTES)
 
