@@ -45,13 +45,13 @@ FEW_COLUMNS, FEW_ITEMS = 8, 4  # 16384 x 4096 x 4, a column a lane: 0.94, with 5
 THREADS = 256
 # Bytes of memory that are read together, and threads of a block of few short columns. Tiles of parts of a sector read
 # it several times: sums of bfloat16, 52 x 1024 x 16, have 0.19 in tiles of 1 column, 0.58 in tiles of 16, 0.73 where
-# lanes exchange rows; 33 x 512 x 96 has 0.65 with 8 columns, 0.86 with 16.
+# lanes exchange rows; 33 x 512 x 96 has 0.67 with 8 columns, 0.82 with 16.
 SECTOR_BYTES, FEW_THREADS = 32, 512
 # Rows of columns that are one tile of registers. Narrow ones are read as they are scanned: recurrences in bfloat16,
-# 526031 x 16 x 16, have 0.60 with a column a thread, 0.46 where lanes exchange rows of 4 columns.
+# 526031 x 16 x 16, have 0.61 with a column a thread, 0.46 where lanes exchange rows of 4 columns.
 SHORTEST = 32
 # Columns of a tile in a loop of small blocks, at most, and rows of a thread, at least. Sums in bfloat16 with offsets,
-# 374 x 72 x 1024, have 0.89 in tiles of 64 columns, 0.56 in tiles of 32; products, 5724 x 512 x 38, 0.92 and 0.65.
+# 374 x 72 x 1024, have 0.72 in tiles of 64 columns, 0.56 in tiles of 32.
 TILE_COLUMNS, LEAST_ROWS = 64, 4
 LANES = 16  # 256 bytes a row: 1 x 32768 x 8192 by a loop has 0.92, with 8 lanes 0.83
 SHORT = 1024  # rows; a longer loop has one more tile in flight
@@ -148,8 +148,8 @@ def _is_short(spec: ScanSpec, target: Target) -> bool:
     """Whether small blocks are faster: those of hundreds of threads would wait for each other more than they read.
 
     Columns of more than a tile are where cp.async copies no items, or gradients take registers; of any length where
-    expressions do, if they are not long, or read one by one. Fused sums in bfloat16, 371 x 1126 x 224, have 0.62 by
-    small blocks, 0.41 with 4 columns a thread; with gradients, 90 x 65536 x 18, 0.24 and 0.29.
+    expressions do, if they are not long, or read one by one. Gradients of fused sums in bfloat16, 371 x 1126 x 224,
+    have 0.55 by small blocks, 0.40 with 4 columns a thread; forward and backward, 90 x 65536 x 18, 0.24 and 0.29.
     """
     if spec.ragged or spec.takes_length or not column_tile.are_neighbours(spec):
         return False

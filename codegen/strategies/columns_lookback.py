@@ -82,7 +82,7 @@ NARROW_LANES = 32  # bool to int64, 64 x 4096 x 512: 0.84
 # Of a thread, each of which takes a register however small its items are. Two of states of 8 bytes: bfloat16,
 # 3 x 13711 x 455 with an expression has 0.46, with 4 columns 0.31. Greater states take the registers of both.
 STRIDED_COLUMNS, STRIDED_STATE = 4, 8
-STEP_COLUMNS = 2  # of few: flags of steps in bfloat16, 8 x 8720 x 512, 16 rows of 2 have 0.52, 6 rows of 4 have 0.37
+STEP_COLUMNS = 2  # of few: flags of steps in bfloat16, 8 x 8720 x 512, 18 rows of 2 have 0.57, 6 rows of 4 have 0.38
 # Few columns of greater states: the gradient of cummax in bfloat16, 1 x 43321 x 65, has 0.62 in tiles of 16 columns and
 # 24 rows a thread, 0.25 in tiles of 32 and 6 rows; flags of steps, 3 x 31384 x 65, 0.33 in groups of 8 tiles, 0.25 of
 # 32.
@@ -127,12 +127,12 @@ def fits(key: KernelKey) -> bool:
         if spec.inner * spec.out.bytes < LINE_BYTES:
             return False
         width = column_tile.column_width(spec)
-        # Loops are as fast, products of 5724 x 512 x 38 with 0.92, 0.84 in tiles, and sum over lines once a column: odd
-        # numbers of columns whose operands are summed, 2 x 8192 x 2313, have 0.65, in tiles 0.49.
+        # Loops are as fast, products of 5724 x 512 x 38 with 0.91, 0.84 in tiles, and sum over lines once a column: odd
+        # numbers of columns whose operands are summed, 2 x 8192 x 2313, have 0.56, in tiles 0.48.
         if spec.capacity <= SHORT or (width == 1 and spec.line_sums):
             return False
         # A loop has more halves in flight than registers hold, unless states take the registers; so have loops of
-        # expressions: three operands, 74 x 2608 x 256, have 0.84, in tiles 0.73.
+        # expressions: three operands, 74 x 2608 x 256, have 0.81, in tiles 0.72.
         short = spec.capacity <= LONGEST_LOOP
         pairs = column_tile.is_pair(spec) and not (short and spec.segments)
         halves = {*spec.result_bytes} == {spec.input.bytes} and spec.out.bytes < 4 and not pairs
