@@ -26,8 +26,7 @@ from scanops.ops.saved import (
 )
 from scanops.requests.geometry import ALIGNMENT, line_shape
 from scanops.requests.request import Inputs, Request, Tensors
-from scanops.runtime.call_cache import run
-from scanops.runtime.launcher import readable
+from scanops.runtime.call_cache import run_on_tape
 from scanops.runtime.recipes import Tape
 
 
@@ -87,7 +86,7 @@ def run_gradient_kernels(
     if of_gates is not None and sums_lines(of_gates[0], request.shape, call.dim):
         call = replace(call, line_sums=1)
     backward = Request(call=call, inputs=inputs, carry_dtype=request.carry_dtype, saved_results=saved_results)
-    results = _run_scan(backward, tape)
+    results = run_on_tape(backward, tape)
     if results is None:
         return None
     of_term, of_gate = results[0], results[1] if row.second else None
@@ -218,7 +217,7 @@ def _results_before(forward: SavedForward, tape: Tape) -> torch.Tensor | None:
                 forward.tensors.y, None, None, forward.tensors.starts, forward.tensors.offsets, forward.tensors.initial
             ),
         )
-    results = _run_scan(replace(request, call=call, inputs=inputs), tape)
+    results = run_on_tape(replace(request, call=call, inputs=inputs), tape)
     return None if results is None else results[0]
 
 
@@ -227,19 +226,8 @@ def _unrounded_results(forward: SavedForward, tape: Tape) -> torch.Tensor | None
     request, x = forward.kind.request, forward.tensors.x
     assert x is not None
     call = replace(request.call, dtype=request.carry_dtype, accumulate=None, final=False, link=None)
-    results = _run_scan(replace(request, call=call, inputs=forward.forward_inputs(x)), tape)
+    results = run_on_tape(replace(request, call=call, inputs=forward.forward_inputs(x)), tape)
     return None if results is None else results[0]
-
-
-def _run_scan(request: Request, tape: Tape) -> tuple[torch.Tensor, ...] | None:
-    """Run one scan by a kernel and note it on the tape; None where there is no kernel."""
-    found = run(request)
-    if found is None:
-        return None
-    results, launcher = found
-    if launcher is not None:
-        tape.record_launch(launcher, readable(request).flat, results)
-    return results
 
 
 def _dtype(forward: SavedForward, row: Operator) -> torch.dtype:

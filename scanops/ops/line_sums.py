@@ -12,7 +12,7 @@ from scanops.ops.saved import sum_to
 from scanops.requests.call import Call
 from scanops.requests.geometry import split_shape
 from scanops.requests.request import Inputs, Tensors, check_request
-from scanops.runtime.call_cache import run
+from scanops.runtime.call_cache import run_on_tape
 from scanops.runtime.recipes import Tape
 
 ShapeAndType = tuple[torch.Size, torch.dtype]  # what a gradient is to be like
@@ -41,12 +41,9 @@ def add_line_sums(sums: torch.Tensor, dim: int, likes: Sequence[ShapeAndType], t
     count = _count_parts(sums.unsqueeze(dim + 2), shape) if len(set(likes)) == 1 else 0
     if count > 1 and sums.numel() <= MOST_PARTS and sums.is_complex() == dtype.is_complex:
         parts = tape.view(lambda whole: whole.view(len(likes), count, -1), sums)
-        request = check_request(Call("sum", 1, final=True), Inputs(parts))
-        if (found := run(request)) is not None:
-            results, launcher = found
-            if launcher is not None:
-                tape.record_launch(launcher, request.inputs.flat, results)
-            return tape.call(partial(_fit_sums, shape=shape, dtype=dtype), results[-1])
+        results = run_on_tape(check_request(Call("sum", 1, final=True), Inputs(parts)), tape)
+        if results is not None:
+            return tape.call(partial(_add_parts, shape=shape, dtype=dtype), results[-1])
     return tape.call(partial(_add_by_torch, dim=dim, likes=likes), sums)
 
 
@@ -60,20 +57,16 @@ def _count_parts(parts: torch.Tensor, shape: torch.Size) -> int:
     return math.prod(parts.shape[d + 1] for d in summed) if in_front else 0
 
 
-def _fit_sums(sums: torch.Tensor, *, shape: torch.Size, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    return sums.reshape(-1, *shape).to(dtype).unbind()
-
-
 def _add_by_torch(sums: torch.Tensor, *, dim: int, likes: Sequence[ShapeAndType]) -> tuple[torch.Tensor, ...]:
     parts = sums.unsqueeze(dim + 2)
     if len(set(likes)) == 1:  # one operator for all
-        return _add_parts(parts, *likes[0]).unbind()
+        return _add_parts(parts, *likes[0])
     return tuple(_add_parts(parts[n : n + 1], *like)[0] for n, like in enumerate(likes))
 
 
-def _add_parts(parts: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+def _add_parts(parts: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     count = len(parts)
     if parts.numel() > count * shape.numel():
         ones = (1,) * (parts.ndim - 1 - len(shape))
         parts = sum_to(parts, shape=torch.Size((count, *ones, *shape)), dtype=parts.dtype)
-    return parts.reshape(count, *shape).to(dtype)
+    return parts.reshape(count, *shape).to(dtype).unbind()

@@ -22,10 +22,10 @@ from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT
 from scanops.requests.request import Inputs, Needs, Request, RequestKind, Tensors
 from scanops.runtime import native
-from scanops.runtime.launcher import Device, Launcher, launch, places_for
+from scanops.runtime.launcher import Device, Launcher, launch, places_for, readable
 from scanops.runtime.launcher import device_of as device_of
 from scanops.runtime.policies import POLICIES, Policy
-from scanops.runtime.recipes import Recipe
+from scanops.runtime.recipes import Recipe, Tape
 
 if TYPE_CHECKING:
     from scanops.codegen.spec import ScanSpec
@@ -218,6 +218,17 @@ def run(request: Request) -> tuple[tuple[torch.Tensor, ...], Launcher | None] | 
         return None if left else (launch(None, request, outs), None)
     launcher = bind_launcher(request, outs[0], is_awaited=request.call.link is not None)
     return None if launcher is None else (launch(launcher, request, outs), launcher)
+
+
+def run_on_tape(request: Request, tape: Tape) -> tuple[torch.Tensor, ...] | None:
+    """Compute a request by a kernel, and note the launch on the tape; None where there is no kernel."""
+    found = run(request)
+    if found is None:
+        return None
+    results, launcher = found
+    if launcher is not None:
+        tape.record_launch(launcher, readable(request).flat, results)
+    return results
 
 
 def bind_launcher(request: Request, out: torch.Tensor, *, is_awaited: bool) -> Launcher | None:

@@ -41,12 +41,12 @@ _CONTEXTS: dict[int, c_void_p] = {}  # index of a GPU -> its primary context, wh
 @functools.cache
 def driver() -> ctypes.CDLL:
     """Return the CUDA driver. Raises MissingRequirement where there is none, or one older than CUDA 12.0."""
-    version, found = c_int(), "no driver"
+    found = "no driver"
     try:
         library = ctypes.CDLL(PATH)
-        library.cuDriverGetVersion(byref(version))
-        found = f"a driver for CUDA {version.value // 1000}.{version.value % 1000 // 10}"
-        if version.value >= VERSION:
+        version = _version_of(library)
+        found = f"a driver for CUDA {version // 1000}.{version % 1000 // 10}"
+        if version >= VERSION:
             for name, types in _FUNCTIONS.items():
                 getattr(library, name).argtypes = types
             return library
@@ -62,9 +62,13 @@ def driver() -> ctypes.CDLL:
 
 def find_early_launch() -> Any:
     """Return cuLaunchKernelEx, which lets kernels begin early, or None where the driver is older than CUDA 12.4."""
+    return driver().cuLaunchKernelEx if _version_of(driver()) >= EARLY_VERSION else None
+
+
+def _version_of(library: ctypes.CDLL) -> int:
     version = c_int()
-    driver().cuDriverGetVersion(byref(version))
-    return driver().cuLaunchKernelEx if version.value >= EARLY_VERSION else None
+    library.cuDriverGetVersion(byref(version))
+    return version.value
 
 
 def describe_error(code: int) -> str:
